@@ -161,7 +161,7 @@ class Remote:
         self, url: str, key: str, *, first_tries: int | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         try:
-            parts = urlsplit(heart.parse_base_url(url))
+            parts = urlsplit(heart.parse_base_url(url).removesuffix(heart.API).rstrip("/"))
             if parts.username is not None:
                 raise ValueError("it has a user name in it; a key is all that the service asks")
             self._base = parts._replace(netloc=parts.netloc.encode("idna").decode())

@@ -71,7 +71,8 @@ class Config(Struct):
         :raises ConfigurationError: for one that cannot be used.
         """
         given = dict(line_of(text) for text in severities)
-        more = [(require_pattern("--exclude", each), "--exclude") for each in patterns]
+        more = [(each, "--exclude") for each in patterns]
+        require_none(pattern_fault(where, each) for each, where in more)
         return Config([SeverityRules("--severity", given), *self.lines], [*self.patterns, *more])
 
 
@@ -90,44 +91,61 @@ def patterns_of(lines: Iterable[str]) -> Any:
     return GitIgnoreSpec.from_lines(lines)
 
 
-def require_pattern(where: str, pattern: Any) -> str:
-    """Return a pattern of gitignore. :raises ConfigurationError: where it is none, or one that never matches."""
+def pattern_fault(where: str, pattern: Any) -> str:
+    """Return what is wrong with a pattern of gitignore, "" where it can match."""
     if isinstance(pattern, str):
         try:
             made = list(patterns_of([pattern]).patterns)
         except (ValueError, re.error):
             made = []
         if made and made[0].include is not None:
-            return pattern
-    raise heart.ConfigurationError(f'{where}: {pattern!r} is no pattern of a .gitignore: say one such as "tests/**"')
+            return ""
+    return f'{where}: {pattern!r} is no pattern of a .gitignore: say one such as "tests/**"'
 
 
 def read_config(name: str | None) -> Config:
     """Return what a file says; without its name, `findings.toml` of the current folder, if there is one.
 
-    :raises ConfigurationError: for a file that cannot be read or used, with its key and what would do.
+    :raises ConfigurationError: for a file that cannot be read or used, with all keys at fault and what would do.
     """
     if name is None and not Path(FILE).is_file():
         return Config()
     told, path = read_toml(name or FILE), name or FILE
-    if unknown := [key for key in told if key not in KEYS]:
-        raise heart.ConfigurationError(f"{path}: unknown key {unknown[0]!r}: there are {', '.join(KEYS)}")
+    require_none(faults_in(told, path))
+    return Config(
+        [SeverityRules(f"{path}: [severity]", told.get("severity", {}))],
+        [(each, f"{path}: exclude") for each in told.get("exclude", [])],
+        {TEXTS[key][0]: told[key] for key in TEXTS if key in told},
+        found=name is None,
+    )
+
+
+def require_none(faults: Iterable[str]) -> None:
+    """Check that there are no faults. :raises ConfigurationError: with all of them."""
+    if told := "; ".join(filter(None, faults)):
+        raise heart.ConfigurationError(told)
+
+
+def faults_in(told: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Give everything that is wrong with a configuration."""
+    for key in told:
+        if key not in KEYS:
+            yield f"{path}: unknown key {key!r}: there are {', '.join(KEYS)}"
     severities, patterns = told.get("severity", {}), told.get("exclude", [])
     if not isinstance(severities, dict):
-        raise heart.ConfigurationError(f'{path}: severity must be a table: say [severity], then lines "S101" = "low"')
+        yield f'{path}: severity must be a table: say [severity], then lines "S101" = "low"'
+        severities = {}
     for prefix, severity in severities.items():
         if severity not in heart.SEVERITIES:
             advice = f"say one of {NAMES}, and put a prefix with other signs than A-Z, a-z, 0-9, - and _ into quotes"
-            raise heart.ConfigurationError(f'{path}: [severity] "{prefix}" = {severity!r}: {advice}')
+            yield f'{path}: [severity] "{prefix}" = {severity!r}: {advice}'
     if not isinstance(patterns, list):
-        raise heart.ConfigurationError(f'{path}: exclude must be a list: say exclude = ["tests/**"]')
-    where = f"{path}: exclude"
-    return Config(
-        [SeverityRules(f"{path}: [severity]", severities)],
-        [(require_pattern(where, each), where) for each in patterns],
-        {TEXTS[key][0]: require_text(path, key, told[key]) for key in TEXTS if key in told},
-        found=name is None,
-    )
+        yield f'{path}: exclude must be a list: say exclude = ["tests/**"]'
+        patterns = []
+    yield from (pattern_fault(f"{path}: exclude", each) for each in patterns)
+    for key, (_, pattern, advice) in TEXTS.items():
+        if key in told and not (isinstance(told[key], str) and regex.match(pattern, told[key])):
+            yield f"{path}: {key} = {told[key]!r}: say {advice}"
 
 
 def read_toml(path: str) -> dict[str, Any]:
@@ -140,14 +158,6 @@ def read_toml(path: str) -> dict[str, Any]:
         raise heart.ConfigurationError(f"{path} is not UTF-8: save it as that") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
         raise heart.ConfigurationError(f"{path} is no TOML: {error}; texts, and such keys, stand in quotes") from None
-
-
-def require_text(path: str, key: str, value: Any) -> str:
-    """Return the text of a key. :raises ConfigurationError: where it is not what the option takes."""
-    _, pattern, advice = TEXTS[key]
-    if not isinstance(value, str) or not regex.match(pattern, value):
-        raise heart.ConfigurationError(f"{path}: {key} = {value!r}: say {advice}")
-    return value
 
 
 OPTIONS = (
@@ -350,7 +360,7 @@ def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, 
         changed = [decider.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
         if any(changed):
             document = json.dumps(log, ensure_ascii=False, separators=(",", ":")).encode()
-        prepared.documents.append((name, document))
+        prepared.documents += ((name, part) for part in parts_of_log(log, document, reported))
         for each in itertools.chain.from_iterable(reported):
             prepared.is_partial |= each.rule == UNCHECKED and OURS in (each.result.get("properties") or {})
             if each.external_id:
@@ -359,6 +369,33 @@ def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, 
                     prepared.spots[each.external_id] = each.spot
     prepared.left_out, prepared.explained = known - prepared.spots.keys(), decider.explained
     return prepared
+
+
+RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes need not wait for long
+OCCURRENCE = re.compile(r"-[0-9]+\Z")
+
+
+def parts_of_log(log: Mapping[str, Any], document: bytes, reported: Iterable[Sequence[Reported]]) -> Iterator[bytes]:
+    """Give the documents that a large one is sent as, with all results of a file in one of them.
+
+    Results that are alike are numbered in a request: those of several files go with the first one's.
+    """
+    findings = list(itertools.chain.from_iterable(reported))
+    if len(findings) <= RESULTS_AT_ONCE:
+        yield document
+        return
+    files, groups = dict[str, str](), dict[str, set[int]]()
+    for each in findings:
+        file = files.setdefault(OCCURRENCE.sub("", each.external_id or ""), each.spot.path)
+        groups.setdefault(file, set()).add(id(each.result))
+    parts = [set[int]()]
+    for group in groups.values():
+        if parts[-1] and len(parts[-1]) + len(group) > RESULTS_AT_ONCE:
+            parts.append(set())
+        parts[-1] |= group
+    for part in parts:
+        runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for run in log["runs"]]
+        yield json.dumps({**log, "runs": runs}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def reported_in(log: Mapping[str, Any], parsed: heart.Parsed) -> list[list[Reported]]:

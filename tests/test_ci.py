@@ -28,6 +28,7 @@ from test_sarif import log_of, log_with, run_of
 
 import findings_service
 from findings_adapters import ci as ci_module
+from findings_adapters import scan_config
 from findings_adapters.ci import place_of
 from findings_adapters.client import Local, Service
 from findings_features.exports import ExportQuery
@@ -500,6 +501,35 @@ def test_a_service_at_a_url_gets_the_same(job: Job, server: Server) -> None:
     assert not (job.folder / "findings.db").exists()
     job.scan("a.sarif", "--db", "findings.db", code=1, **env)  # what the command line says goes before the environment
     assert job.last_run()["status"] == "completed"
+
+
+@pytest.mark.parametrize("path", ["/api/v1", "/api/v1/", "/"])
+def test_the_path_of_the_api_may_end_the_url(job: Job, server: Server, path: str) -> None:
+    env = server.access | {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"{server.url}{path}"}
+    job.scan(job.write("a.sarif", result()), code=1, **env)
+    assert server.request("GET", f"{API}/tasks").json["total"] == 1
+
+
+def test_a_large_document_is_sent_in_several_requests(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, submit = list[list[str]](), ci_module.submit
+    monkeypatch.setattr(scan_config, "RESULTS_AT_ONCE", 3)
+    monkeypatch.setattr(ci_module, "submit", lambda *given: sent.append(uris_in(given[-1])) or submit(*given))
+    alike = [result(f"eval {n // 2}", file=f"{'abc'[n % 3]}.py", line=n + 1) for n in range(12)]
+    moved = [result("moved", file=f"{file}.py", fingerprints={"v1": "same"}) for file in "adad"]
+    job.write_log("a.sarif", log_of(run_of(*alike, name="demo"), run_of(*moved, name="demo")))
+    job.scan("a.sarif", code=1)
+    assert sum(map(len, sent)) == 16
+    assert [{*uris} for uris in sent] == [{"a.py", "d.py"}, {"b.py"}, {"c.py"}]
+    assert job.last_run()["submitted"]["created"] == 16
+    monkeypatch.undo()
+    job.scan("a.sarif", code=0)
+    assert job.last_run()["submitted"]["unchanged"] == 16
+
+
+def uris_in(document: bytes) -> list[str]:
+    """Return the files of a document's results."""
+    results = [each for run in json.loads(document)["runs"] for each in run["results"]]
+    return [each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for each in results]
 
 
 def test_a_weak_key_or_a_service_that_is_away_ends_with_3(job: Job, server: Server, away: Fake, tune: Tune) -> None:

@@ -61,6 +61,11 @@ BAD_CONFIGS = cases(  # a file, or else options
     level_of_an_option=(("--severity", "S1=hgh"), ("--severity S1=hgh", "PREFIX=LEVEL", "critical, high")),
     sign_of_an_option=(("--severity", "S1"), ("PREFIX=LEVEL",)),
     pattern_of_an_option=(("--exclude", "!"), ("--exclude: '!'",)),
+    all_at_once=(
+        'a = 1\nb = 2\ntype = 5\nexclude = ["!", 5]\nfail-on = "x"\n[severity]\nS1 = "hgh"\nS2 = 1',
+        ("'a'", "'b'", "type = 5", "'!'", "exclude: 5", "fail-on = 'x'", '"S1"', '"S2"'),
+    ),
+    options_at_once=(("--exclude", "!", "--exclude", "#"), ("--exclude: '!'", "--exclude: '#'")),
     absent=(("--config", "no.toml"), ("no.toml: No such file",)),
     folder=(("--config", "."), (".: Is a directory",)),
 )
