@@ -56,7 +56,15 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stderr, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
@@ -6341,12 +6349,22 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.S
 STDERR = 2
 
 
+# What a terminal obeys, but for tabs and the ends of lines, or what turns the direction of writing.
+OBEYED = regex.compile(rf"(?!\t|\n)[{CONTROLS}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def for_terminal(text: str) -> str:
+    """Return text with escapes for what a terminal obeys: stored text is anybody's, and may write to the clipboard."""
+    return OBEYED.sub(lambda sign: sign[0].encode("unicode-escape").decode(), text.replace("\r\n", "\n"))
+
+
 def write_unlocked(text: str) -> bool:
     """Write a message to standard error in the form of the log, and return whether all of it went out.
 
     `sys.stderr` has a lock, and a process cannot end while a thread that waits for a reader holds it.
     """
-    rest = f"{REGISTRY.log_form(text)}\n".encode(errors="backslashreplace")
+    text = REGISTRY.log_form(text)
+    rest = f"{for_terminal(text) if os.isatty(STDERR) else text}\n".encode(errors="backslashreplace")
     try:
         while rest:
             rest = rest[os.write(STDERR, rest) :]
@@ -6387,8 +6405,8 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-class Unheard:
-    """Standard error, where perhaps nobody listens: what cannot be written there does not change how a command ends.
+class Shown:
+    """Standard output or error, with `for_terminal` on a terminal.
 
     :param stream: the stream itself; None where it was closed by who started the command.
     """
@@ -6401,9 +6419,18 @@ class Unheard:
         return getattr(self._out, name)
 
     def write(self, text: str) -> int:
+        """Write a text."""
+        self._out.write(for_terminal(text) if self._out.isatty() else text)
+        return len(text)
+
+
+class Unheard(Shown):
+    """Standard error, where perhaps nobody listens: what cannot be written there does not change how a command ends."""
+
+    def write(self, text: str) -> int:
         """Write a text, if that can be."""
         with suppress(OSError):
-            self._out.write(text)
+            super().write(text)
         return len(text)
 
     def flush(self) -> None:
@@ -6433,7 +6460,8 @@ class MainGroup(click.Group):
             pass  # what is closed of standard streams, a database or a connection would become
         os.close(file)
         try:
-            with redirect_stderr(typing.cast(typing.TextIO, Unheard(sys.stderr))):
+            out = sys.stdout and typing.cast(typing.TextIO, Shown(sys.stdout))
+            with redirect_stderr(typing.cast(typing.TextIO, Unheard(sys.stderr))), redirect_stdout(out):
                 try:
                     return super().main(*args, **options)
                 except OSError as error:
@@ -6635,7 +6663,8 @@ def exposure_warning(host: str) -> str:
 
 def progress_bar(label: str, length: int = 0) -> Any:
     """Return click's bar, which shows on a terminal how far a command is and elsewhere nothing."""
-    return click.progressbar(length=length, label=label, file=sys.stderr if sys.stderr.isatty() else io.StringIO())
+    shown_on = getattr(sys.stderr, "stream", sys.stderr) if sys.stderr.isatty() else io.StringIO()
+    return click.progressbar(length=length, label=label, file=shown_on)
 
 
 def write_table(titles: Sequence[str], rows: Iterable[Sequence[str | None]], *, err: bool = False) -> None:

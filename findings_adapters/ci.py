@@ -116,10 +116,15 @@ def exit_codes() -> Iterator[None]:
 
 
 def write(pieces: Iterable[str | bytes]) -> None:
-    """Write to standard output. Who stops reading it there, or never did, does not change how a command ends."""
+    """Write to standard output: text as it is, for it is `visible`, and bytes, on a terminal, so that it obeys nothing.
+
+    Who stops reading it there, or never did, does not change how a command ends.
+    """
     out = sys.stdout.buffer if sys.stdout else None
     try:
         for piece in pieces:
+            if out and isinstance(piece, bytes) and on_terminal():
+                piece = heart.for_terminal(piece.decode())
             if out:
                 out.write(piece if isinstance(piece, bytes) else piece.encode())
         if out:

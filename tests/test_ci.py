@@ -10,13 +10,14 @@ import os
 import pty
 import re
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
 import termios
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, closing, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -631,6 +632,35 @@ def on_terminal(job: Job, *words: str, columns: int = 100, **env: str) -> str:
     process.wait(20)
     os.close(ours)
     return said.decode().replace("\r\n", "\n")
+
+
+OBEYED = "\x1b]52;c;eA==\x07\x9b2J\x7f\u202e\u2066\x08\rA"
+ON_TERMINALS = cases(
+    csv=(("export", "--format", "csv"),),
+    json=(("export", "--format", "json"),),
+    sarif=(("export", "--format", "sarif"),),
+    scan=(("scan", "a.sarif"),),
+    scan_in_sarif=(("scan", "a.sarif", "--format", "sarif", "--explain"),),
+    keys=(("keys", "list"),),
+    absent=(("check", "--db", f"{OBEYED}.db"),),
+    usage=(("check", OBEYED),),
+)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("words", ON_TERMINALS)
+def test_a_terminal_obeys_nothing_that_is_stored_or_given(job: Job, words: tuple[str, ...]) -> None:
+    job.write("a.sarif", result(f"title {OBEYED}", file=f"{OBEYED}.py", ruleId=OBEYED))
+    job.scan("a.sarif", code=1)
+    job.run("keys", "create", "ci")
+    with closing(sqlite3.connect(job.db)) as database:
+        database.execute("UPDATE api_keys SET name = ?", (OBEYED,))
+        database.commit()
+    shown = on_terminal(job, *words, NO_COLOR="1")
+    assert not re.search("(?![\t\n])[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
+    assert "x1b]52" in shown or "u001b]52" in shown
+    if words[0] == "export":
+        assert "\u202e" in job.run(*words).stdout
 
 
 def test_colour_is_for_terminals_that_want_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
