@@ -25,6 +25,7 @@ from tests.support import (
     API,
     HERE,
     LISTENING,
+    PATIENCE,
     Server,
     assert_storage_problem,
     await_,
@@ -209,6 +210,6 @@ def test_all_workers_stop_when_one_dies(serve: Callable[..., Server], number: in
     processes = [server.process.pid, *children_of(server.process.pid)]
     assert len(processes) == 3
     os.kill(processes[number], signal.SIGKILL)
-    assert server.process.wait(10) == (1 if number else -signal.SIGKILL)
+    assert server.process.wait(PATIENCE) == (1 if number else -signal.SIGKILL)
     assert not number or "a worker died, and so all were stopped" in server.heard()
     await_(lambda: not any(map(is_alive, processes)))
