@@ -34,7 +34,7 @@ from findings_adapters.ci import place_of
 from findings_adapters.client import Local, Service
 from findings_features.exports import ExportQuery
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
-from tests.support import API, HERE, PROGRAM, Server, cases, environment, heed_signals, others_database
+from tests.support import API, HERE, PATIENCE, PROGRAM, Server, cases, environment, heed_signals, others_database
 
 __all__ = ["away", "fake", "tune"]
 
@@ -550,12 +550,12 @@ def test_a_weak_key_or_a_service_that_is_away_ends_with_3(job: Job, server: Serv
 def test_a_scan_that_is_stopped_leaves_its_run_failed(job: Job, fake: Callable[..., Fake], server: Server) -> None:
     for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         between, submitting, go_on = fake(server), threading.Event(), threading.Event()
-        between.before["/tasks"] = lambda begun=submitting, end=go_on: begun.set() or end.wait(20)
+        between.before["/tasks"] = lambda begun=submitting, end=go_on: begun.set() or end.wait(PATIENCE)
         line, options = job.line("scan", job.write("a.sarif", result()), "--url", between.url, FINDINGS_KEY=server.key)
         with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, **options) as process:
-            assert submitting.wait(20)
+            assert submitting.wait(PATIENCE)
             process.send_signal(how)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=PATIENCE)
             go_on.set()
         assert (process.returncode, out, err) == (3, "", f"Error: stopped by {how.name}\n")
         run = server.request("GET", f"{API}/runs").json["runs"][0]
@@ -629,7 +629,7 @@ def on_terminal(job: Job, *words: str, columns: int = 100, **env: str) -> str:
     with suppress(OSError):  # the terminal is closed
         while piece := os.read(ours, 65536):
             said += piece
-    process.wait(20)
+    process.wait(PATIENCE)
     os.close(ours)
     return said.decode().replace("\r\n", "\n")
 
@@ -782,7 +782,7 @@ def test_where_nobody_listens_the_exit_code_is_the_same(job: Job, words: str, co
     reader, writer = os.pipe()
     os.close(reader)
     shell = ["bash", "-c", f'exec 3>&{writer}; exec "$@" {words}', "bash", *line]
-    done = subprocess.run(shell, capture_output=True, timeout=60, check=False, pass_fds=[writer], **options)
+    done = subprocess.run(shell, capture_output=True, timeout=PATIENCE, check=False, pass_fds=[writer], **options)
     os.close(writer)
     assert done.returncode == code, done.stderr
     assert not re.search("Errno|Attribute|Traceback|Broken", done.stderr)

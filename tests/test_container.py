@@ -22,7 +22,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.support import API, HERE, Server, await_, free_port, from_npm, program, task
+from tests.support import API, HERE, PATIENCE, Server, await_, free_port, from_npm, program, task
 
 FILE = HERE / "Containerfile"
 PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
@@ -130,7 +130,7 @@ class Container:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in it."""
         line = self.image.command_line(*words, beside=self.server.process.pid)
-        return subprocess.run(line, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(line, env=self.env, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
     def is_healthy(self) -> bool:
         """Tell what the file's check says."""
@@ -147,13 +147,13 @@ def running(image: Image) -> Iterator[Container]:
     with log.open("w") as out, subprocess.Popen(line, env=env, stdout=out, stderr=out) as process:
         container = Container(image, Server(process, image.folder / "data" / "findings.db", "", log), env)
         try:
-            await_(lambda: process.poll() or (container.is_healthy() and "http://" in log.read_text()), 30)
+            await_(lambda: process.poll() or (container.is_healthy() and "http://" in log.read_text()))
             assert process.poll() is None, log.read_text()
             container.server.said = log.read_text()
             yield container
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.sqlite

@@ -35,6 +35,7 @@ from tests.support import (
     KEY,
     MODULE,
     OPERATIONS,
+    PATIENCE,
     PROJECT,
     TIME,
     UUID7,
@@ -254,7 +255,7 @@ def play(page: Path, home: Path, databases: Mapping[str, str]) -> dict[Step, tup
     if before or page == PAGES[0]:  # agents are told by this where the service is
         env["FINDINGS_URL"] = f"http://127.0.0.1:{port}"
     env = environment(PYTHONPATH=f"{home}/stand-ins:{HERE}", **env)
-    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 10 * PATIENCE}
     done = subprocess.run(["bash", "script"], cwd=home, env=env, check=False, **how)
     said = done.stdout
     for example, instead in here.items():
@@ -351,7 +352,7 @@ def test_a_configuration_is_what_its_program_takes(kind: str, tmp_path: Path) ->
     places = "pid nginx.pid; error_log stderr; events {} http { access_log off; server { include etc/nginx/*/*; } }"
     (tmp_path / "whole.conf").write_text(places, "utf-8")
     line = f"{program} {' '.join(arguments)}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert kind != "ini" or not done.stderr
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import API, HERE, Server, await_, environment, heed_signals
+from tests.support import API, HERE, PATIENCE, Server, await_, environment, heed_signals
 
 # What it does, files say that are in the folder which it looks through.
 BANDIT = """
@@ -58,7 +58,7 @@ def agent(tmp_path: Path, server: Server) -> Agent:
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
     """Return how an agent ended: the exit code, what it said, and the lines of its errors."""
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, out, errors.strip().splitlines()
 
 

@@ -27,6 +27,7 @@ from tests.engines import engine_error
 from tests.support import (
     API,
     KIB,
+    PATIENCE,
     SEVERITIES,
     Client,
     Server,
@@ -265,7 +266,7 @@ def test_a_real_server_sends_a_long_list_whole_in_little_memory(lister: Server) 
 def asked_for(server: Server, room: int = 4 * KIB) -> Iterator[socket.socket]:
     """Give a connection that has asked for a list in lines, and takes as many bytes as it has room for."""
     head = (f"GET {API}/tasks HTTP/1.1", "Host: x", f"Authorization: Bearer {server.key}", "Accept: text/lines", "", "")
-    with socket.create_connection(("127.0.0.1", server.port), 10) as slow:
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         slow.sendall("\r\n".join(head).encode())
         yield slow
@@ -303,7 +304,7 @@ def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, 
     ask_and_go(10)  # so that what several at once need is there before
     before = memory_of(lister)
     ask_and_go(60)
-    await_(lambda: list_of(lister).status_code == 200, 20)
+    await_(lambda: list_of(lister).status_code == 200)
     assert {path.name for path in tmp_path.iterdir()} == names
     assert memory_of(lister) < before + 20
     assert len(list(Path(f"/proc/{lister.process.pid}/fd").iterdir())) < 60

@@ -26,7 +26,7 @@ def told(server: Server, service: Service) -> failover.Told:
     writers = [failover.Writer(f"writer {number}", remotes, told) for number in range(3)]
     for writer in writers:
         writer.start()
-    await_(lambda: len(told.tasks) > 50 and len(told.comments) > 1 and told.deleted, 20)
+    await_(lambda: len(told.tasks) > 50 and len(told.comments) > 1 and told.deleted)
     for writer in writers:
         writer.is_over.set()
         writer.join()

@@ -21,12 +21,14 @@ from tests.support import (
     API,
     HERE,
     IMPORTING,
+    PATIENCE,
     Server,
     assert_problem,
     command,
     database_of_version,
     environment,
     half_open,
+    slowness,
     start_process,
     status_of,
     task,
@@ -198,7 +200,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(alone: Path, tmp_path: Path) -> Iterator[Server]:
     """A service of the module alone, which ends well."""
     line = [sys.executable, str(alone), "serve", "--db", str(tmp_path / "alone.db"), "--port", "0"]
-    server = start_process(line, tmp_path / "alone.db", FINDINGS_BODY_TIMEOUT="1")
+    server = start_process(line, tmp_path / "alone.db", FINDINGS_BODY_TIMEOUT=f"{slowness()}")
     yield server
     assert server.stop() == 0
 
@@ -252,7 +254,9 @@ for line, env in json.loads(sys.argv[1]):
 def told_alone(alone: Path, *lines: tuple[str, dict[str, str]]) -> list[tuple[int, str]]:
     """Return how commands of the module alone end, each with variables of its own, and what is told."""
     program = [sys.executable, "-c", COMMANDS_ALONE, json.dumps(lines)]
-    done = subprocess.run(program, cwd=alone.parent, env=environment(), capture_output=True, check=True, timeout=30)
+    done = subprocess.run(
+        program, cwd=alone.parent, env=environment(), capture_output=True, check=True, timeout=PATIENCE
+    )
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 

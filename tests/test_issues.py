@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import API, HERE, Server, StandIn, await_, environment, heed_signals, standing_in, task
+from tests.support import API, HERE, PATIENCE, Server, StandIn, await_, environment, heed_signals, standing_in, task
 
 
 class GitHub(ThreadingHTTPServer):
@@ -123,9 +123,9 @@ def test_issues_are_known_again_after_a_restart_and_nothing_is_said_twice(
     found = [add(server, run, severity="critical", externalId=str(number)) for number in range(120)]
     decide(server, found[0], status="open", comment="seen")
     first = keeper()
-    await_(lambda: github.comments.get("1") and (tmp_path / "place").exists(), 30)
+    await_(lambda: github.comments.get("1") and (tmp_path / "place").exists())
     first.send_signal(signal.SIGKILL)
-    first.wait(10)
+    first.wait(PATIENCE)
     before = list(github.asked)
     (tmp_path / "place").unlink()  # as after a crash before it was written: all that happened comes again
     decide(server, found[119], status="resolved")
@@ -136,5 +136,5 @@ def test_issues_are_known_again_after_a_restart_and_nothing_is_said_twice(
 
 def test_what_github_refuses_is_said(keeper: Keeper) -> None:
     process = keeper(GITHUB_TOKEN="wrong")
-    assert process.wait(20) == 1
+    assert process.wait(PATIENCE) == 1
     assert "GitHub answered 401 to GET" in process.communicate()[1]

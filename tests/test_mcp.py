@@ -43,6 +43,7 @@ from tests.support import (
     HERE,
     IMPORTING,
     KEY,
+    PATIENCE,
     PROGRAM,
     UNKNOWN_ID,
     WCAG_SCHEMA,
@@ -128,7 +129,7 @@ def data_of(result: types.CallToolResult) -> str:
 async def over_http(url: str, key: str, mode: str, **more: str) -> AsyncIterator[Client]:
     """Connect to the command over HTTP."""
     async with (
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"} | more, timeout=60) as caller,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"} | more, timeout=PATIENCE) as caller,
         Client(streamable_http_client(url, http_client=caller), mode=mode) as client,
     ):
         yield client
@@ -169,7 +170,7 @@ class Doors:
 
     def post(self, method: str = "POST", path: str = "/mcp", body: bytes = b"{}", **headers: str) -> tuple[int, Any]:
         """Send a request to the command over HTTP as it stands, and return status and headers."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.door.port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.door.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
             told = {name.lower(): value for name, value in response.getheaders()}
@@ -763,7 +764,7 @@ def test_a_process_on_standard_input_ends_cleanly(tmp_path: Path, how: signal.Si
         print(HELLO, file=process.stdin, flush=True)
         assert json.loads(process.stdout.readline())["result"]["serverInfo"]["version"] == heart.__version__
         process.send_signal(how) if how else process.stdin.close()
-        assert (process.wait(20), process.stdout.read()) == (0, "")
+        assert (process.wait(PATIENCE), process.stdout.read()) == (0, "")
     told = rf"Findings .*: MCP on standard input and output, {re.escape(name_of(db))}\n"
     assert re.fullmatch(told, log.read_text())
     assert absence_of(db) == ""
@@ -772,20 +773,20 @@ def test_a_process_on_standard_input_ends_cleanly(tmp_path: Path, how: signal.Si
 @pytest.mark.parametrize("closed", ["<&-", "</dev/null >&-"])
 def test_without_input_or_output_the_command_says_so(tmp_path: Path, closed: str) -> None:
     words = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *PROGRAM, "mcp", "--db", db_at(tmp_path / "x.db")]
-    done = subprocess.run(words, env=environment(), stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    done = subprocess.run(words, env=environment(), stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
     said = "Error: standard input or output is closed; --http serves without them\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_sigterm_finishes_what_is_under_way(shaky: Doors) -> None:
     asked, go_on = threading.Event(), threading.Event()
-    shaky.fake.before["/slow"] = lambda: (asked.set(), go_on.wait(20))
+    shaky.fake.before["/slow"] = lambda: (asked.set(), go_on.wait(PATIENCE))
     with ThreadPoolExecutor(1) as pool, shaky.connected() as agent:
         asking = pool.submit(agent.refused, "read_finding", taskId="slow")
-        assert asked.wait(20)
+        assert asked.wait(PATIENCE)
         shaky.door.process.send_signal(signal.SIGTERM)
         go_on.set()
-        assert asking.result(20)["code"] == "not_found"
+        assert asking.result(PATIENCE)["code"] == "not_found"
     assert shaky.door.stop() == 0
 
 

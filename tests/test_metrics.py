@@ -33,6 +33,7 @@ from tests.support import (
     HERE,
     IMPORTING,
     LISTENING,
+    PATIENCE,
     PROGRAM,
     Client,
     Server,
@@ -370,7 +371,7 @@ def test_a_file_that_a_worker_has_just_made_is_waited_for(two_workers: Callable[
 def test_a_worker_that_is_killed_leaves_no_folder_behind(two_workers: Callable[..., Server], shared: Path) -> None:
     server = two_workers()
     os.kill(children_of(server.process.pid)[0], signal.SIGKILL)
-    assert server.process.wait(30) == 1
+    assert server.process.wait(PATIENCE) == 1
     assert [*shared.iterdir()] == []
 
 
@@ -524,5 +525,5 @@ def test_prometheus_takes_the_handbooks_files_and_alerts_fire_when_they_should_a
         (tmp_path / name).write_text(text, "utf-8")
     for line in ("check config prometheus.yml", "test rules alerts.yml"):
         judge = [program("promtool"), *line.split()]
-        done = subprocess.run(judge, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(judge, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -35,6 +35,7 @@ from tests.support import (
     API,
     HERE,
     KEY,
+    PATIENCE,
     PROGRAM,
     Server,
     StandIn,
@@ -140,7 +141,6 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-PATIENCE = 15_000  # milliseconds, of which a busy machine may take some
 
 
 # What browsers themselves do differently: storage, focus, keys, dialogs, the clipboard, layout, the policy.
@@ -153,7 +153,7 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     if playwright is None:
         pytest.skip("playwright is not installed")
     program = BROWSERS[request.param] or pytest.skip(f"{request.param} is not installed")
-    playwright.expect.set_options(timeout=PATIENCE)
+    playwright.expect.set_options(timeout=1000 * PATIENCE)
     # Firefox by this channel, over WebDriver BiDi: one that Playwright has not patched.
     options: dict[str, Any] = {"channel": "moz-firefox"} if request.param == "firefox" else {"args": list(FLAGS)}
     with playwright.sync_playwright() as driver:
@@ -362,7 +362,7 @@ def make_person(browser: Any, service: Server, window: Any) -> Iterator[Callable
 
     def make(width: int = 1280, height: int = 800, key: str = service.key, **options: Any) -> Person:
         context = browser.new_context(**options) if options else window
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(1000 * PATIENCE)
         page = context.new_page()
         page.set_viewport_size({"width": width, "height": height})
         person = Person(page, f"http://127.0.0.1:{service.port}/", key, signed_in(service, key))
@@ -1657,7 +1657,7 @@ def scan(service: Server, folder: Path, target: str, total: int) -> None:
     bandit = ("bandit", "-q", "-r", "flask", "werkzeug", "-f", "sarif", "-o", sarif["bandit"])
     ruff = ("ruff", "check", "-q", "--isolated", "--select", "ANN,ARG,B,C90,PERF,S,SIM,TRY", "--output-format", "sarif")
     for program, *options in (bandit, (*ruff, "-o", sarif["ruff"], "flask", "werkzeug")):
-        subprocess.run([programs / program, *options], cwd=source, check=False, timeout=60)
+        subprocess.run([programs / program, *options], cwd=source, check=False, timeout=PATIENCE)
     documents = {name: json.loads(file.read_text("utf-8")) for name, file in sarif.items()}
     axe = HERE / "tests" / "formats" / "axe.json"
     options = ("--url", f"http://127.0.0.1:{service.port}", "--target", target, "--branch", "", "--source", str(source))

@@ -21,7 +21,7 @@ from findings_adapters.postgres import dialect
 from findings_adapters.serving import commits
 from findings_features import audit
 from tests.postgres_server import USER, Databases, MakeServer, PostgresServer, fresh_url, name_in, run_in
-from tests.support import await_, cases
+from tests.support import PATIENCE, await_, cases, slowness
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")
@@ -29,7 +29,6 @@ psycopg = pytest.importorskip("psycopg")
 SCHEMA = heart.schema_path().read_text("utf-8")
 COUNT = """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n"""
-SOON = 10.0  # seconds
 OpenAt = Callable[..., store.PostgresDatabase]
 
 
@@ -42,7 +41,7 @@ def open_at() -> Iterator[OpenAt]:
     opened: list[store.PostgresDatabase] = []
 
     def open_url(url: str, *, fill: bool = True, **settings: Any) -> store.PostgresDatabase:
-        database = heart.database_for(heart.Settings.read(db=url, busy_timeout=2.0, **settings))
+        database = heart.database_for(heart.Settings.read(**{"db": url, "busy_timeout": PATIENCE, **settings}))
         assert isinstance(database, store.PostgresDatabase)
         opened.append(database)
         if fill:
@@ -88,7 +87,7 @@ def in_thread(work: Callable[[], object]) -> Iterator[None]:
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(work)
         yield
-        done.result(SOON)
+        done.result(PATIENCE)
 
 
 # The dialect
@@ -385,10 +384,10 @@ def test_writers_of_a_client_queue_and_clients_do_not(database: store.PostgresDa
 
     with ThreadPoolExecutor(1) as pool, database.transaction("one") as connection:
         connection.execute("SELECT 1").fetchone()
-        pool.submit(write, "two").result(SOON)
+        pool.submit(write, "two").result(PATIENCE)
         for patience in (0, 0.05):
             with pytest.raises(heart.Busy, match="Another writer"):
-                pool.submit(write, "one", patience).result(SOON)
+                pool.submit(write, "one", patience).result(PATIENCE)
         pool.submit(write, "one")
         time.sleep(0.1)
         assert order == ["two"]
@@ -512,8 +511,8 @@ def test_a_list_that_somebody_cancels_is_busy(postgres: Databases, url: str, dat
         postgres.run(f"SELECT pg_cancel_backend(pid) FROM ({active}) AS active")
 
     def read() -> None:
-        with database.snapshot() as connection, connection.limited(5):
-            connection.execute("SELECT pg_sleep(10)").fetchall()
+        with database.snapshot() as connection, connection.limited(PATIENCE):
+            connection.execute("SELECT pg_sleep(600)").fetchall()
 
     with pytest.raises(heart.Busy), in_thread(cancel):
         read()
@@ -569,7 +568,7 @@ def test_house_is_kept_for_all_clients_while_one_writes(database: store.Postgres
             connection.execute("SELECT 1").fetchone()
             keeping = pool.submit(lambda: [next(house), next(house)])
             time.sleep(0.3)
-        keeping.result(SOON)
+        keeping.result(PATIENCE)
     with database.reading() as connection:
         assert connection.execute("SELECT status FROM runs").fetchall() == [("failed",), ("failed",)]
 
@@ -667,7 +666,7 @@ def test_a_reader_whose_backend_is_ended_may_try_again(
 
 
 def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> None:
-    database = open_at(f"{url}?options=-cstatement_timeout%3D200")
+    database = open_at(f"{url}?options=-cstatement_timeout%3D{200 * slowness():.0f}")
     with pytest.raises(heart.Busy, match="too long"), database.transaction("one") as connection:
         connection.execute("SELECT pg_sleep(5)").fetchall()
     add(database, "a")

@@ -32,6 +32,7 @@ from tests.support import (
     database_of,
     invoke,
     post,
+    slowness,
     start_process,
     task,
 )
@@ -529,9 +530,10 @@ def test_an_audit_may_take_longer_than_a_request(
 ) -> None:
     store = pytest.importorskip("findings_adapters.postgres.store")
     copy(small, url)
-    monkeypatch.setattr(store, "STATEMENT_TIME", 0.5)
-    monkeypatch.setattr(store, "SILENCE", 0.1)
-    slow = "SELECT id FROM runs WHERE pg_sleep(0.4) IS NULL"  # there are three
+    second = slowness()
+    monkeypatch.setattr(store, "STATEMENT_TIME", second / 2)
+    monkeypatch.setattr(store, "SILENCE", second / 10)
+    slow = f"SELECT id FROM runs WHERE pg_sleep({0.4 * second}) IS NULL"  # there are three
     monkeypatch.setattr(audit, "INTEGRITY_CHECKS", {"it is {}": slow})
     check(url)
     monkeypatch.setattr(audit, "INTEGRITY_CHECKS", {})

@@ -18,12 +18,11 @@ import findings_service as heart
 from tests.engines import faults_of, in_service
 from tests.postgres_server import PORT, USER, Databases, MakeServer, fresh_url, name_in, run_in
 from tests.slow_network import SlowNetwork, slow_network
-from tests.support import API, IMPORTING, PROGRAM, Answer, Server, await_, half_open
+from tests.support import API, IMPORTING, PROGRAM, Answer, Server, at_most, await_, half_open, slowness
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 Serving = Callable[..., Server]
-SOON = 5.0  # seconds within which everything works again once the database does
 LONGEST = 8.0  # seconds that an answer may take, whatever is wrong
 LOCK_TIME = 1.0  # seconds that a write waits for a lock in these tests
 SECOND = 1.0
@@ -120,12 +119,12 @@ class Load:
     def await_answers(self) -> None:
         """Wait until every writer was answered from now on."""
         began = time.monotonic()
-        await_(lambda: min(self.last_answers) > began or self.wrong, SOON)
+        await_(lambda: min(self.last_answers) > began or self.wrong)
         assert not self.wrong, self.wrong[0]
 
     def await_refusals(self, words: str) -> None:
         """Wait until somebody is told why nothing was stored, in these words."""
-        await_(lambda: any(words in detail for detail in self.refusals) or self.wrong, SOON)
+        await_(lambda: any(words in detail for detail in self.refusals) or self.wrong)
         assert not self.wrong, self.wrong[0]
 
     def _agent(self, number: int) -> Agent:
@@ -177,7 +176,7 @@ class Load:
         assert [name for name in self.answered if name not in stored] == []
         assert {name: n for name, n in stored.items() if n != 1} == {}
         assert faults_of(url) == []
-        assert self.longest < LONGEST
+        assert self.longest < LONGEST * slowness()
 
 
 def is_unavailable(answer: Answer) -> bool:
@@ -247,18 +246,18 @@ def test_while_there_is_no_server_all_is_refused_soon(own_server: MakeServer, se
     assert ask(service, agents[0], *a_finding(agents[0])).status_code == 201
     server.stop()
     time.sleep(SECOND)
-    began, once = time.monotonic(), {"Idempotency-Key": "once"}
-    refused = [service.request("GET", "/healthz")]
-    for who in agents:  # one that was here before, and one that was not
-        refused += [ask(service, who, "GET", f"{API}/tasks"), ask(service, who, *a_finding(who))]
-    refused.append(ask(service, agents[1], *a_finding(agents[1]), **once))
+    once = {"Idempotency-Key": "once"}
+    with at_most(LONGEST):
+        refused = [service.request("GET", "/healthz")]
+        for who in agents:  # one that was here before, and one that was not
+            refused += [ask(service, who, "GET", f"{API}/tasks"), ask(service, who, *a_finding(who))]
+        refused.append(ask(service, agents[1], *a_finding(agents[1]), **once))
     assert all(map(is_unavailable, refused))
     assert {each.json["detail"].partition(",")[0] for each in refused} == {"The database cannot be reached"}
     assert not any("/" in each.json["detail"] for each in refused)  # no place of the server
     assert service.request("GET", "/").status_code == 200
-    assert time.monotonic() < began + LONGEST * len(refused)
     server.start()
-    await_(lambda: ask(service, agents[1], *a_finding(agents[1]), **once).status_code == 201, SOON)
+    await_(lambda: ask(service, agents[1], *a_finding(agents[1]), **once).status_code == 201)
     await_(lambda: service.request("GET", "/healthz").status_code == 200)
 
 
@@ -280,7 +279,8 @@ def test_a_database_that_takes_no_writes_is_read_until_it_does(postgres: Databas
 
 
 def test_who_holds_some_clients_holds_up_these_alone(url: str, serving: Serving) -> None:
-    service = serving()
+    lock_time = LOCK_TIME * slowness()
+    service = serving(FINDINGS_BUSY_TIMEOUT=f"{lock_time}")
     *held, free = with_agents(url, *(f"held {number}" for number in range(12)), "free")
 
     def write(agent: Agent) -> float:
@@ -293,16 +293,16 @@ def test_who_holds_some_clients_holds_up_these_alone(url: str, serving: Serving)
     with ThreadPoolExecutor(len(held)) as pool, psycopg.connect(url) as somebody:
         somebody.execute("SELECT FROM clients WHERE id LIKE 'held%' FOR UPDATE")
         with Load(service, [free]) as load:
-            assert all(LOCK_TIME * 0.9 < took < LOCK_TIME + SECOND for took in pool.map(write, held))
+            assert all(lock_time * 0.9 < took < lock_time * 2 for took in pool.map(write, held))
             assert ask(service, held[0], "GET", f"{API}/tasks").status_code == 200
-        assert load.longest < LOCK_TIME
+        assert load.longest < lock_time
         assert not load.refusals
     assert ask(service, held[0], *a_finding(held[0])).status_code == 201
     load.check(url)
 
 
 def test_what_is_wrong_with_a_write_is_not_said_to_those_that_share_its_transaction(url: str, serving: Serving) -> None:
-    service = serving(FINDINGS_BUSY_TIMEOUT="10")
+    service = serving(FINDINGS_BUSY_TIMEOUT="60")
     (agent,) = with_agents(url, "one")
     long = {"projectType": "web", "branch": "".join(map(chr, range(0x4E00, 0x4EFF))), "targetUrl": LONG_TARGET}
     good = {"projectType": "web", "targetUrl": "https://a.example/"}
@@ -323,7 +323,7 @@ def test_what_is_wrong_with_a_write_is_not_said_to_those_that_share_its_transact
 
 @pytest.mark.parametrize("path", ["/x", ""], ids=["reads", "exports"])
 def test_who_asks_all_the_time_leaves_connections_to_others(url: str, serving: Serving, path: str) -> None:
-    service = serving()
+    service = serving(FINDINGS_BUSY_TIMEOUT="60")
     greedy, other = with_agents(url, "greedy", "other")
     for agent in (greedy, other):
         assert ask(service, agent, "GET", f"{API}/runs").status_code == 200
@@ -331,11 +331,10 @@ def test_who_asks_all_the_time_leaves_connections_to_others(url: str, serving: S
     with psycopg.connect(url) as somebody:
         somebody.execute("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE")
         with half_open(service, 40, "\r\n".join([*lines, "\r\n"]).encode()):
-            time.sleep(0.3)
-            began = time.monotonic()
+            time.sleep(0.3 * slowness())
             for method, place, body in (("GET", "runs", None), ("POST", "project-types", {"name": "new"})):
-                assert ask(service, other, method, f"{API}/{place}", body).status_code in (200, 201)
-            assert time.monotonic() - began < 0.4
+                with at_most(0.2):
+                    assert ask(service, other, method, f"{API}/{place}", body).status_code in (200, 201)
 
 
 def test_a_network_that_cuts_connections_loses_and_doubles_nothing(url: str, serving: Serving) -> None:
@@ -367,7 +366,7 @@ def test_a_network_that_stalls_is_given_up_and_found_again(url: str, serving: Se
             network.stall()
             load.await_refusals("")
             with ThreadPoolExecutor(40) as pool:
-                assert max(pool.map(read, range(40))) < LONGEST
+                assert max(pool.map(read, range(40))) < LONGEST * slowness()
             network.go_on()
             load.await_answers()
         load.check(url)
@@ -381,7 +380,7 @@ ROUND_TRIPS = {"a task": 3, "a list": 5, "a comment": 6, "a report": 6, "a batch
 
 def test_a_request_takes_few_round_trips(url: str, serving: Serving) -> None:
     with slow_network(address_of(url)) as network:
-        service = serving(db=on_network(url, network, "?pool_size=1"), FINDINGS_BUSY_TIMEOUT="10")
+        service = serving(db=on_network(url, network, "?pool_size=1"), FINDINGS_BUSY_TIMEOUT="60")
         (agent,) = with_agents(url, "one")
         task = ask(service, agent, *a_finding(agent)).json["tasks"][0]["id"]
 
@@ -398,6 +397,6 @@ def test_a_request_takes_few_round_trips(url: str, serving: Serving) -> None:
             assert ask(service, agent, *requests[kind]).status_code in (200, 201)
             return network.trips() - before
 
-        network.delay(0.02)  # so that what is sent at once is on its way before anything comes back
+        network.delay(0.02 * slowness())  # so that what is sent at once is on its way before anything comes back
         found = {kind: min(trips_of(kind, turn) for turn in range(14)) for kind in ROUND_TRIPS}
     assert all(0 < trips <= ROUND_TRIPS[kind] for kind, trips in found.items()), found

@@ -20,6 +20,7 @@ import pytest
 from tests.support import (
     API,
     HERE,
+    PATIENCE,
     Server,
     StandIn,
     await_,
@@ -55,7 +56,7 @@ class Proxied:
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Send a request through Caddy, and return the status and what is told, or the place that it leads to."""
         sent = {"Content-Type": "application/json", **headers}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, json.dumps(body) if body else None, sent)
             response = connection.getresponse()
             text = response.read()
@@ -89,7 +90,7 @@ def proxied(serve: Callable[..., Server], tmp_path: Path) -> Iterator[Callable[[
             own = {"HOME": str(tmp_path), "FINDINGS_PROXY_KEY": made.stdout.strip()}
             line = [caddy, "run", "--adapter", "caddyfile", "--config", str(config)]
             running = subprocess.Popen(line, env=environment(**own), stderr=subprocess.DEVNULL)
-            stack.callback(running.wait, 20)
+            stack.callback(running.wait, PATIENCE)
             stack.callback(running.terminate)
             await_(lambda: listens(port))
             return Proxied(service, port)

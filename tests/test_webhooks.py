@@ -32,10 +32,12 @@ from findings_adapters.webhooks import delivery, messages, sending
 from tests.support import (
     API,
     HERE,
+    PATIENCE,
     Client,
     Server,
     StandIn,
     assert_problem,
+    at_most,
     await_,
     blocks_of,
     cases,
@@ -46,6 +48,7 @@ from tests.support import (
     program,
     program_with,
     rows_of,
+    slowness,
     standing_in,
     task,
 )
@@ -186,7 +189,7 @@ def store(client: Client, sql: str, *values: Any) -> None:
 def settle(deliverer: delivery.Deliverer, client: Client, *, later: bool = False) -> None:
     if later:
         store(client, "UPDATE webhooks SET next_attempt_at = '2026-01-01T00:00:00.000Z'")
-    done, others = wait(deliverer.look(), 30)
+    done, others = wait(deliverer.look(), PATIENCE)
     assert not others
     assert [each.result() for each in done] == [None] * len(done)
 
@@ -382,14 +385,13 @@ ANSWERS = cases(
 def test_an_attempt_is_told_by_its_status_or_a_kind_of_failure_and_has_its_time_in_all(
     client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, answer: Any, status: Any, error: Any
 ) -> None:
-    monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
+    monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0 if error == "timeout" else PATIENCE)
     receiver.answer, hook = answer, register(client, receiver.url)
     began = time.monotonic()
-    tried = client.post(f"{HOOKS}/{hook['id']}/test").json
+    with at_most(5):
+        tried = client.post(f"{HOOKS}/{hook['id']}/test").json
     assert tried == {"delivered": error is None, "status": status, "error": error}
-    took = time.monotonic() - began
-    assert took < 5
-    assert took > 0.9 or error != "timeout"
+    assert time.monotonic() > began + 0.9 or error != "timeout"
     assert [each.json["type"] for each in receiver.received] == ["webhook.test"]
 
 
@@ -414,7 +416,7 @@ def test_the_certificate_is_that_of_the_name(
     names = ("-subj", "/CN=hooks.example", "-addext", "subjectAltName=DNS:hooks.example")
     files = ("-keyout", tmp_path / "key", "-out", tmp_path / "pem")
     line = [program("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
-    subprocess.run(line, check=True, capture_output=True, timeout=30)
+    subprocess.run(line, check=True, capture_output=True, timeout=PATIENCE)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
     receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
@@ -752,19 +754,21 @@ def test_a_hook_whose_only_event_is_deleted_has_nothing_that_failed(
 def test_neither_another_hook_nor_a_request_waits_for_a_delivery_that_hangs(
     client: Client, receiver: Receiver, deliverer: delivery.Deliverer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "ATTEMPT_TIME", 4.0)
+    monkeypatch.setattr(sending, "ATTEMPT_TIME", PATIENCE)
     monkeypatch.setattr(delivery, "LAST_ATTEMPTS", 0)
-    receiver.answer = lambda handler, got: hang(handler, got) if got.path == "/slow" else handler.accept(got)
+    go_on = threading.Event()
+    receiver.answer = lambda handler, got: go_on.wait(PATIENCE) if got.path == "/slow" else handler.accept(got)
     for path in ("/slow", "/hook"):  # in this order, in which one thread alone would have them
         register(client, receiver.url.replace("/hook", path))
     for _ in range(3):
         client.start("web")
     under_way = deliverer.look()
-    await_(lambda: receiver.accepted == fed(client), 3)
+    await_(lambda: receiver.accepted == fed(client))
     assert [each.event for each in receiver.received if each.path == "/slow"] == fed(client)[:1]
     client.add(client.start("web"))
     assert len(client.read("tasks")["tasks"]) == 1
     assert not all(each.done() for each in under_way)
+    go_on.set()
 
 
 def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over_or_of_a_time_to_come(
@@ -807,8 +811,9 @@ def test_who_has_lost_the_lease_delivers_no_more(
     monkeypatch.setattr(delivery, "LEASE", 0.9)
     client.start("web")
     deliver()
-    in_a_second = findings_service.timestamp(ago=-1)
-    store(client, "UPDATE delivery_lease SET holder = 'another', expires_at = ?", in_a_second)
+    monkeypatch.setattr(delivery, "LEASE", PATIENCE)
+    later = findings_service.timestamp(ago=-PATIENCE)
+    store(client, "UPDATE delivery_lease SET holder = 'another', expires_at = ?", later)
     client.start("web")
     time.sleep(0.4)
     deliver()
@@ -864,10 +869,6 @@ def test_a_failing_hook_is_told_of_by_check_metrics_and_a_log_without_its_url(
 
 # A night
 
-HASTY = program_with(
-    LOOK_PAUSE=0.05, LEASE=1.0, RETRY_PAUSES=(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 2.0), ATTEMPT_TIME=0.5, LAST_ATTEMPTS=0.5
-)
-
 
 def failing_often() -> Callable[[Handler, Received], object]:
     """Fail in all the ways that there are, and take some of what comes."""
@@ -895,12 +896,11 @@ def test_a_stop_leaves_what_hangs_for_the_next_start(serve: Callable[..., Server
     assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}).status_code == 201
     server.start_run()
     await_(lambda: receiver.received)
-    began = time.monotonic()
-    assert server.stop() == 0
-    assert time.monotonic() - began < 10
+    with at_most(10):
+        assert server.stop() == 0
     receiver.answer = Handler.accept
     start(until="Findings Task Service .*\n")
-    await_(lambda: len(receiver.received) == 2, 60)
+    await_(lambda: len(receiver.received) == 2)
     assert receiver.events[0] == receiver.events[1]
 
 
@@ -908,8 +908,11 @@ def test_a_stop_leaves_what_hangs_for_the_next_start(serve: Callable[..., Server
 def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_under_way(
     serve: Callable[..., Server], receiver: Receiver, workers: str
 ) -> None:
-    private = {"FINDINGS_WEBHOOK_PRIVATE": "1", "FINDINGS_WORKERS": workers}
-    server = serve(program=HASTY, **private)
+    second, pauses = slowness(), (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 2.0)
+    times = {"LEASE": second, "ATTEMPT_TIME": second / 2, "LAST_ATTEMPTS": second / 2}
+    hasty = program_with(LOOK_PAUSE=0.05, RETRY_PAUSES=pauses, **times)
+    start = partial(serve, program=hasty, FINDINGS_WEBHOOK_PRIVATE="1", FINDINGS_WORKERS=workers)
+    server = start()
     key = server.key
     server.request("POST", f"{API}/project-types", {"name": "web"}, key)
     assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}, key).status_code == 201
@@ -918,15 +921,15 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
     for how in ends:
         work(server, key, 4)
         seen = len(receiver.received)
-        await_(lambda seen=seen: len(receiver.received) > seen + 3, 60)
+        await_(lambda seen=seen: len(receiver.received) > seen + 3)
         receiver.stop()
         time.sleep(0.3)
         receiver.start()
         server.stop(how)
-        server = serve(program=HASTY, until="Findings Task Service .*\n", **private)
+        server = start(until="Findings Task Service .*\n")
     work(server, key, 2)
     expected = [each["id"] for each in server.request("GET", f"{API}/events?limit=1000", key=key).json["events"]]
-    await_(lambda: receiver.accepted[-1:] == expected[-1:], 60)
+    await_(lambda: receiver.accepted[-1:] == expected[-1:])
     assert len(expected) == 14 * 5
     assert list(dict.fromkeys(receiver.accepted)) == expected
     assert len(receiver.accepted) - len(expected) <= ends.count(signal.SIGKILL)
