@@ -127,9 +127,9 @@ class Pipeline:
         return self.checkout.parent
 
     def shell(self, script: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run shell as the platforms do: it ends with the first command that fails. Other tests are about time."""
+        """Run shell as the platforms do: it ends with the first command that fails."""
         path = os.pathsep.join([str(self.programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-        line = ["nice", "bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+        line = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
         how = {"cwd": self.checkout, "env": environment(PATH=path, **env), "capture_output": True, "text": True}
         return subprocess.run(line, timeout=10 * PATIENCE, check=False, **how)
 

@@ -461,9 +461,9 @@ def test_connections_are_given_back_and_used_again(postgres: Databases, url: str
 
 
 def test_who_waits_for_a_connection_gets_the_next_one_or_is_told_in_time(url: str, open_at: OpenAt) -> None:
-    database = open_at(f"{url}?pool_size=1")
-    with database.reading(), pytest.raises(heart.Busy, match="all connections to it are in use"):
-        counts(database)
+    hurried, database = open_at(f"{url}?pool_size=1", busy_timeout=0.2), open_at(f"{url}?pool_size=1", fill=False)
+    with hurried.reading(), pytest.raises(heart.Busy, match="all connections to it are in use"):
+        counts(hurried)
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda _: add(database, "a"), range(20)))
     assert counts(database) == {"a": 20}
