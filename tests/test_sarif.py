@@ -626,7 +626,7 @@ TASKS = st.fixed_dictionaries(
     },
 )
 COUNTER = itertools.count()
-QUIET = [hypothesis.HealthCheck.function_scoped_fixture]
+QUIET = [hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow]
 
 
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=QUIET)
