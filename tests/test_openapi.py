@@ -25,6 +25,7 @@ from tests.support import (
     CODES,
     DEFINITION,
     OPERATIONS,
+    PATIENCE,
     UNKNOWN_ID,
     WCAG_SCHEMA,
     WHOLE_TASK,
@@ -336,6 +337,8 @@ def test_every_request_is_answered_as_the_description_says(server: Server) -> No
         "base-url": f"http://127.0.0.1:{server.port}",
         "headers": {"Authorization": f"Bearer {server.key}"},
         "seed": 1,
+        "request-timeout": PATIENCE,
+        "suppress-health-check": ["too_slow"],
         "generation": {"max-examples": 10, "deterministic": True, "database": "none"},
         "phases": {"stateful": {"enabled": False}},
         "checks": {"ignored_auth": {"enabled": False}},  # that each route asks for its key is tried for itself
