@@ -25,7 +25,7 @@ import pytest
 GIVEN = "FINDINGS_TEST_POSTGRES"
 USER = "postgres"
 PORT = 5432
-STARTING = 120.0  # seconds
+STARTING = 300.0  # seconds
 HASTY = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}  # only a power cut would tell
 SETTINGS = {"max_connections": "100", "listen_addresses": "", "log_min_messages": "fatal", "autovacuum_naptime": "10s"}
 NUMBERS = itertools.count(1)
