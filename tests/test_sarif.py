@@ -20,7 +20,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -49,7 +48,6 @@ from tests.support import (
     memory_of,
     nested,
     program,
-    slowness,
     task,
 )
 
