@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -95,8 +94,8 @@ def select_listed(
     return [ListedTask(task, comments.get(task.id), task.id in known if baseline else None) for task in tasks]
 
 
-MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent
-DOCUMENTS = threading.BoundedSemaphore(MOST_DOCUMENTS)
+MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent; a client's first may be one more
+DOCUMENTS: list[str] = []  # the client of each of them
 DOCUMENT_SIZE = 2 * 1024 * 1024 * heart.KIB  # bytes
 
 
@@ -105,23 +104,24 @@ class Document:
 
     _is_open = False
 
-    def __init__(self, folder: Path | None) -> None:
-        """Begin one. :raises Busy: when there are as many as there may be."""
-        self._folder = folder
+    def __init__(self, folder: Path | None, client_id: str) -> None:
+        """Begin one. :raises Busy: if there are as many as there may be, and this client has one of them."""
+        self._folder, self._client_id = folder, client_id
         self.open()
 
     def open(self) -> None:
         """Open the file, unless it is open: an attempt that failed has closed it. :raises Busy: see `__init__`."""
         if self._is_open:
             return
-        if not DOCUMENTS.acquire(blocking=False):
-            raise heart.Busy(f"{MOST_DOCUMENTS} long lists are on their way")
+        clients = set(DOCUMENTS)
+        if len(DOCUMENTS) >= MOST_DOCUMENTS and (self._client_id in clients or len(clients) >= MOST_DOCUMENTS):
+            raise heart.Busy(f"{MOST_DOCUMENTS} exports are in progress")
         self.size = 0
         try:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - `close` closes it
         except OSError as error:
-            DOCUMENTS.release()
             raise heart.StorageFull(str(error.strerror)) from None
+        DOCUMENTS.append(self._client_id)
         self._is_open = True
 
     def write(self, piece: bytes) -> None:
@@ -143,7 +143,7 @@ class Document:
         """Drop the file."""
         if self._is_open:
             self._is_open = False
-            DOCUMENTS.release()
+            DOCUMENTS.remove(self._client_id)
             with suppress(OSError):  # of what a full disk did not take
                 self._file.close()
 
@@ -217,7 +217,9 @@ def add(form: ListFormat) -> None:
     """Have lists go out in a form, too."""
 
     def export(call: heart.Call) -> heart.Deferred:
-        return heart.Deferred("export", partial(export_tasks, call, form, Document(call.database.folder)))
+        return heart.Deferred(
+            "export", partial(export_tasks, call, form, Document(call.database.folder, call.client_id))
+        )
 
     heart.REGISTRY.list_exports[form.media_type] = heart.Export(answer=export, query=ExportQuery)
 

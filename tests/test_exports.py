@@ -35,6 +35,7 @@ from tests.support import (
     assert_problem,
     assert_storage_problem,
     await_,
+    command,
     database_of,
     memory_of,
     start_process,
@@ -287,6 +288,8 @@ def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_som
         refused = list_of(lister)
         assert_problem(refused, 503, "busy")
         assert refused.headers["Retry-After"] == "1"
+        other = command("keys", "create", "other", "--client", "other", "--db", str(lister.db)).stdout.strip()
+        assert lister.request("GET", f"{API}/tasks", key=other, Accept="text/csv").status_code == 200
         assert lister.request("GET", f"{API}/tasks").status_code == 200
     await_(lambda: list_of(lister).status_code == 200)
     await_(lambda: sum(100_000 < sent < size for sent in listed_bytes(lister, 1)) == exports.MOST_DOCUMENTS)
