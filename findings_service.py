@@ -6409,10 +6409,11 @@ class Shown:
     """Standard output or error, with `for_terminal` on a terminal.
 
     :param stream: the stream itself; None where it was closed by who started the command.
+    :param unheard: what does not change how a command ends where it cannot be written, because perhaps nobody listens.
     """
 
-    def __init__(self, stream: typing.TextIO | None) -> None:
-        self.stream = stream
+    def __init__(self, stream: typing.TextIO | None, *unheard: type[OSError]) -> None:
+        self.stream, self._unheard = stream, unheard
         self._out = stream or open(os.devnull, "w")  # noqa: PTH123, SIM115 (for as long as the command runs)
 
     def __getattr__(self, name: str) -> Any:
@@ -6420,22 +6421,13 @@ class Shown:
 
     def write(self, text: str) -> int:
         """Write a text."""
-        self._out.write(for_terminal(text) if self._out.isatty() else text)
-        return len(text)
-
-
-class Unheard(Shown):
-    """Standard error, where perhaps nobody listens: what cannot be written there does not change how a command ends."""
-
-    def write(self, text: str) -> int:
-        """Write a text, if that can be."""
-        with suppress(OSError):
-            super().write(text)
+        with suppress(*self._unheard):
+            self._out.write(for_terminal(text) if self._out.isatty() else text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, if that can be."""
-        with suppress(OSError):
+        """Write what is held back."""
+        with suppress(*self._unheard):
             self._out.flush()
 
 
@@ -6461,7 +6453,7 @@ class MainGroup(click.Group):
         os.close(file)
         try:
             out = sys.stdout and typing.cast(typing.TextIO, Shown(sys.stdout))
-            with redirect_stderr(typing.cast(typing.TextIO, Unheard(sys.stderr))), redirect_stdout(out):
+            with redirect_stderr(typing.cast(typing.TextIO, Shown(sys.stderr, OSError))), redirect_stdout(out):
                 try:
                     return super().main(*args, **options)
                 except OSError as error:
