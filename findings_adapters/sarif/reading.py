@@ -288,7 +288,7 @@ def text_of(*texts: Text | None) -> str:
     return ""
 
 
-def stripped(name: str | None) -> str:
+def as_name(name: str | None) -> str:
     """Return a name or address as it is stored with each finding, "" for none."""
     return (name or "")[:PATH_LENGTH].strip()
 
@@ -332,7 +332,7 @@ def require_readable(text: bytes) -> None:
 
 def require_few_objects(text: bytes) -> None:
     """Check that a body has no more objects than can be looked through. :raises ValidationFailed: when it has."""
-    if text.count(b"{") > MOST_OBJECTS and heart.JSON_STRING.sub(b"", text).count(b"{") > MOST_OBJECTS:
+    if text.count(b"{") > MOST_OBJECTS:  # those of texts are few
         raise heart.ValidationFailed([heart.Problem(f"has over {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
 
 
@@ -536,18 +536,13 @@ class Paths:
         path = path_of_uri(location.uri)
         if is_absolute(path):
             return next((path[len(root) :] for root in self.roots if path.startswith(root)), path)
-        path = posixpath.join(self._base(location.uri_base_id or ""), path)
-        return posixpath.normpath(path) if path else ""
-
-    def _base(self, name: str) -> str:
-        """Return the path of a base on those above it, without an absolute one."""
-        path = ""
+        name = location.uri_base_id or ""
         for _ in range(min(CHAIN, len(self.bases))):  # so that a ring of bases ends
             above, name = self.bases.get(name, ("", ""))
             if is_absolute(above) or len(path) > PATH_LENGTH:
                 break
             path = posixpath.join(above, path)
-        return path
+        return posixpath.normpath(path) if path else ""
 
 
 # ---------------------------------------------------------------------------
@@ -602,11 +597,6 @@ class RuleList(Items[Rule]):
         return {name: rule for rule in reversed([*self]) for name in (rule.id, rule.guid) if name}
 
 
-def is_below(rule_id: str, parent: str) -> bool:
-    """Tell whether a rule id is another one, or below it in a hierarchy."""
-    return rule_id.startswith(parent) and rule_id[len(parent) : len(parent) + 1] in ("", "/")
-
-
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
 MOST_EXTENSIONS = 1000  # of a tool
 PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
@@ -641,11 +631,11 @@ class Rules:
             index = index if whole(reference.index) is None else reference.index
         rules, rule = self._find(rule_id, index, reference or Reference())
         if rule is None:
-            return KnownRule(stripped(rule_id), messages=(self.lists[0].strings,))
-        help_text = cut_bytes(text_of(rule.help) or stripped(rule.help_uri), RULE_TEXT)
+            return KnownRule(as_name(rule_id), messages=(self.lists[0].strings,))
+        help_text = cut_bytes(text_of(rule.help) or as_name(rule.help_uri), RULE_TEXT)
         return KnownRule(
-            stripped(rule_id or rule.id),
-            text_of(rule.short_description, rule.full_description) or stripped(rule.name),
+            as_name(rule_id or rule.id),
+            text_of(rule.short_description, rule.full_description) or as_name(rule.name),
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
             heart.to_json_text([heart.StoredStep(1, help_text)]) if help_text else None,
             scored(rule.properties),
@@ -683,7 +673,8 @@ class Rules:
         """Return a rule (3.52.3), if it is there, and whose it is: the part's that is named, or else any other's."""
         first = self._part(reference.tool_component or ComponentReference()) or self.lists[0]
         there = first.at(index)
-        if there and (rule_id is None or there.id is None or is_below(rule_id, there.id)):
+        given = f"{rule_id}/"
+        if there and (rule_id is None or there.id is None or given.startswith(f"{there.id[: len(given)]}/")):
             return first, there
         parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
         for name in filter(None, itertools.chain([reference.guid], parents)):
@@ -803,7 +794,7 @@ class RunReading:
         self.run: Run = heart.decoder(Run).decode(raw)
         told = len(reading.problems)
         tool = reading.read(Tool, self.run.tool, f"{pointer}/tool") or Tool()
-        self.tool_name = stripped(tool.driver.name if tool.driver else None)
+        self.tool_name = as_name(tool.driver.name if tool.driver else None)
         if not self.tool_name and len(reading.problems) == told:
             missing = "tool/driver/name" if tool.driver else "tool/driver" if is_given(self.run.tool) else "tool"
             reading.refuse(NO_TOOL, f"{pointer}/{missing}")
