@@ -110,7 +110,7 @@ class Hook(Struct, frozen=True):
         shown = self.shown
         return wanted_events(
             types=shown.types,
-            project_types=None if shown.project_type is None else [shown.project_type],
+            project_types=shown.project_type and [shown.project_type],
             target_url=shown.target_url,
             min_severity=shown.min_severity,
         )
@@ -164,10 +164,11 @@ def url_problems(body: WebhookDefinition) -> list[heart.Problem]:
     """Tell what is wrong with a URL that its pattern cannot express."""
     try:
         sending.host_of(parts := urlsplit(body.url))
-        sending.port_of(parts)
+        if parts.port != 0:
+            return []
     except ValueError:
-        return [heart.Problem("must have a host name that can be, and a port from 1 to 65535", "/url", value=body.url)]
-    return []
+        pass
+    return [heart.Problem("must have a host name that can be, and a port from 1 to 65535", "/url", value=body.url)]
 
 
 def require_allowed(url: str, settings: heart.Settings) -> None:

@@ -17,21 +17,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from urllib.parse import SplitResult, quote, urlsplit
 
-import regex
 from msgspec import Struct
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+from urllib3 import Retry
+from urllib3.connection import HTTPConnection, HTTPSConnection, port_by_scheme
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, InvalidHeader, NewConnectionError
 
 import findings_service as heart
 
 ATTEMPT_TIME = 15.0  # seconds that an attempt has, from looking up the name to the head of the answer
 LOOKUP_TIME = 5.0  # seconds of these for the name
-LONGEST_ASKED = 24 * 3600.0  # seconds by a Retry-After
+LONGEST_ASKED = 24 * 3600  # seconds by a Retry-After
 SECRET_PREFIX = "whsec_"  # noqa: S105 - what a secret begins with
 SECRET_BYTES = 32
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
@@ -79,7 +77,7 @@ def is_public(address: Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
-def look_up(host: str, port: int) -> list[str]:
+def look_up(host: str) -> list[str]:
     """Return the addresses of a name. :raises OSError: when it has none. :raises TimeoutError: when that takes long.
 
     The system bounds the time for that with nothing, and so it is done in a thread that may be left behind.
@@ -88,10 +86,10 @@ def look_up(host: str, port: int) -> list[str]:
 
     def ask() -> None:
         try:
-            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             found.set_result(list(dict.fromkeys(str(address[0]) for *_, address in answers)))
-        except (OSError, UnicodeError) as error:
-            found.set_exception(error if isinstance(error, OSError) else socket.gaierror(str(error)))
+        except OSError as error:
+            found.set_exception(error)
 
     threading.Thread(target=ask, name="findings-lookup", daemon=True).start()
     return found.result(LOOKUP_TIME)
@@ -103,8 +101,7 @@ def allowed_addresses(url: str, *, private: bool) -> list[str]:
     :param private: whether they may be any.
     :raises NotAllowed: when one of them is not global unicast. :raises OSError: when there is none, or not in time.
     """
-    parts = urlsplit(url)
-    addresses = look_up(host_of(parts), port_of(parts))
+    addresses = look_up(host_of(urlsplit(url)))
     if not private and not all(is_public(ipaddress.ip_address(each)) for each in addresses):
         raise NotAllowed
     return addresses
@@ -113,14 +110,6 @@ def allowed_addresses(url: str, *, private: bool) -> list[str]:
 def host_of(parts: SplitResult) -> str:
     """Return the name of a URL as DNS has it. :raises ValueError: for what can be none."""
     return (parts.hostname or "").encode("idna").decode()
-
-
-def port_of(parts: SplitResult) -> int:
-    """Return the port of a URL. :raises ValueError: for one that there is not."""
-    port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
-    if port == 0:
-        raise ValueError("there is no port 0")
-    return port
 
 
 # The request
@@ -165,7 +154,7 @@ def connected(parts: SplitResult, addresses: Sequence[str], until: float) -> HTT
 
     :raises Exception: what the last of them has failed with.
     """
-    port, errors = port_of(parts), list[Exception]()
+    port, errors = parts.port or port_by_scheme[parts.scheme], list[Exception]()
     for address in addresses:
         half = max(0.01, until - time.monotonic()) / 2  # connecting has this, and so has TLS behind it
         if parts.scheme == "https":
@@ -208,14 +197,9 @@ def judged(status: int, retry_after: str) -> Outcome:
 
 def seconds_asked(retry_after: str) -> float:
     """Return the seconds that a Retry-After asks for (RFC 9110, 10.2.3), 0 for what says nothing."""
-    text = retry_after.strip()
-    if regex.fullmatch(r"[0-9]{1,12}", text):
-        return min(float(text), LONGEST_ASKED)
     try:
-        moment = parsedate_to_datetime(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return min(max(0.0, (moment - datetime.now(UTC)).total_seconds()), LONGEST_ASKED)
-    except (TypeError, ValueError, OverflowError):
+        return Retry(retry_after_max=LONGEST_ASKED).parse_retry_after(retry_after)
+    except (InvalidHeader, ValueError, OverflowError):
         return 0.0
 
 
