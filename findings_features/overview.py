@@ -44,14 +44,17 @@ class Day(heart.Model):
     unfinished: int = 0
 
 
+NO_TASKS: Any = msgspec.field(default_factory=heart.StatusCounts)
+
+
 class StatusesBySeverity(heart.Model):
     """How many tasks of each severity have each status."""
 
-    critical: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
-    high: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
-    medium: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
-    low: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
-    info: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
+    critical: heart.StatusCounts = NO_TASKS
+    high: heart.StatusCounts = NO_TASKS
+    medium: heart.StatusCounts = NO_TASKS
+    low: heart.StatusCounts = NO_TASKS
+    info: heart.StatusCounts = NO_TASKS
 
 
 class Overview(heart.Model):
