@@ -14,6 +14,11 @@ import findings_service as heart
 COUNTED = {"types", "target_url", "names", "main_line", "statuses", "ranks"}  # fields that counters tell of
 
 
+def rows_of(client_id: str, table: str) -> heart.IndexRange:
+    """Return the range of all rows of a client in a table."""
+    return heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+
+
 def plan_cells(
     connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
 ) -> heart.ListPlan:
@@ -24,18 +29,11 @@ def plan_cells(
     """
     cells = heart.select_cells(connection, client_id, table, wanted)
     asked = COUNTED & wanted.conditions(table).keys()
-    start = heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    ranges = [cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells]
-    whole = not asked and order != "severity"
-    total = sum(cells.values())
-    return heart.ListPlan(
-        client_id=client_id,
-        table=table,
-        ranges=(start,) if whole else tuple(ranges),
-        settled=asked,
-        size=total,
-        total=total,
-    )
+    start, total = rows_of(client_id, table), sum(cells.values())
+    ranges = tuple(cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells)
+    if not asked and order != "severity":
+        ranges = (start,)
+    return heart.ListPlan(client_id=client_id, table=table, ranges=ranges, settled=asked, size=total, total=total)
 
 
 def cell_range(start: heart.IndexRange, cell: heart.Cell, column: str, **fixed: str | None) -> heart.IndexRange:
@@ -56,7 +54,7 @@ def cell_range(start: heart.IndexRange, cell: heart.Cell, column: str, **fixed: 
 def plan_reported(client_id: str, field: str, reporters: Sequence[heart.Source]) -> heart.ListPlan:
     """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
     table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
-    start = heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+    start = rows_of(client_id, table)
     one, seqs = heart.among(f"{table}.{column}", [each.seq for each in reporters])
     size = sum(each.reported for each in reporters)
     alone = len({each.type_and_target for each in reporters}) == len(reporters)  # no two can have reported the same
@@ -81,7 +79,7 @@ def plan_marked(connection: heart.Connection, client_id: str, field: str, wanted
         for line, ending in ((heart.MAIN_LINE, ""), (None, heart.BRANCHES))
     }
     cells = heart.select_named_cells(connection, client_id, named, wanted)
-    start, size = heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table), sum(cells.values())
+    start, size = rows_of(client_id, table), sum(cells.values())
     one, texts = heart.among(f"{table}.{column}", values)
     alone = column == "rule" or len(values) == 1  # else a task may be in several ranges
     return heart.ListPlan(
@@ -115,17 +113,19 @@ def plan_located(connection: heart.Connection, client_id: str, location: str) ->
     values = [value for _, texts in found for value in (client_id, *texts)]
     few = f"SELECT COUNT(*) FROM (SELECT seq FROM ({seqs}) AS listed LIMIT ?) AS counted"
     (size,) = connection.execute(few, (*values, MOST_LOCATED)).fetchone()
-    conditions = ("tasks.client_id = ?", f"tasks.seq {connection.one_of(seqs)}")
-    rows = heart.IndexRange(conditions, (client_id, *values), "tasks")
+    rows = rows_of(client_id, "tasks").where(f"tasks.seq {connection.one_of(seqs)}", *values)
     settled = {"location"} if len(location) < INDEXED_LOCATION else set[str]()
     return heart.ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled=settled, size=size)
 
 
-def plans_of_tasks(
-    connection: heart.Connection, client_id: str, wanted: heart.TaskFilter, order: str
+def plans(
+    connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
 ) -> Iterator[heart.ListPlan]:
-    """Give the ranges that hold all tasks that a filter lets through. What is looked up by a name of its own is few."""
-    start = heart.IndexRange(("tasks.client_id = ?",), (client_id,), "tasks")
+    """Give plans that each have all rows that a filter lets through. What is looked up by a name of its own is few."""
+    if not isinstance(wanted, heart.TaskFilter):
+        yield plan_cells(connection, client_id, table, wanted, order)
+        return
+    start = rows_of(client_id, table)
     same = "SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?"  # in no order
     named = {
         "external_id": start.where(f"tasks.seq {connection.one_of(same)}", client_id, wanted.external_id),
@@ -134,9 +134,9 @@ def plans_of_tasks(
     }
     for field, rows in named.items():
         if getattr(wanted, field):
-            yield heart.ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled={field}, size=0)
+            yield heart.ListPlan(client_id=client_id, table=table, ranges=(rows,), settled={field}, size=0)
             return
-    yield plan_cells(connection, client_id, "tasks", wanted, order)
+    yield plan_cells(connection, client_id, table, wanted, order)
     for field, reporters in wanted.reporters.items():
         yield plan_reported(client_id, field, reporters)
     for field in ("rules", "tags"):
@@ -146,15 +146,6 @@ def plans_of_tasks(
         yield plan_located(connection, client_id, wanted.location)
     if wanted.search is not None:
         yield wanted.search.plan(connection, client_id)
-
-
-def plans(
-    connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
-) -> Iterator[heart.ListPlan]:
-    """Give lists that have all rows of a table that a filter lets through."""
-    if isinstance(wanted, heart.TaskFilter):
-        return plans_of_tasks(connection, client_id, wanted, order)
-    return iter([plan_cells(connection, client_id, table, wanted, order)])
 
 
 def register() -> None:
