@@ -12,6 +12,7 @@ escaped.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -19,8 +20,6 @@ import regex
 
 import findings_features.brief as briefs
 import findings_service as heart
-
-__all__ = ["MARKDOWN", "fence_for", "write_brief"]
 
 INTRODUCTION = """# What is known before this scan
 
@@ -52,9 +51,13 @@ def write_brief(brief: briefs.Brief, project_type: heart.ProjectType) -> bytes:
     :param project_type: the brief's.
     """
     listed, skipped = fitting(brief.tasks)
-    block = "".join(f"{line}\n" for line in (*lines_about(brief, project_type), *by_severity(listed)))
+    about = {"projectType": brief.project_type, "label": project_type.label, "description": project_type.description}
+    target = {"targetUrl": brief.target_url, "branch": brief.branch}
+    head = map(as_line, (about | target, {"extensionSchema": brief.extension_schema}))
+    block = "".join(f"{line}\n" for line in (*head, *by_severity(listed)))
     fence = fence_for(block)
-    introduction = INTRODUCTION.format(scope=scope_of(brief), counts=counts_of(brief.summary))
+    scope = "the main line knows" if brief.branch is None else "the main line and the branch named below know"
+    introduction = INTRODUCTION.format(scope=scope, counts=counts_of(brief.summary))
     return f"{introduction}\n{fence}jsonl\n{block}{fence}\n\n{left_out(brief.omitted, skipped)}\n".encode()
 
 
@@ -79,13 +82,6 @@ def fitting(findings: Sequence[briefs.KnownFinding]) -> tuple[list[tuple[str, st
 def fence_for(text: str) -> str:
     """Return a fence that nothing in a text closes (https://spec.commonmark.org/0.31.2/, 4.5)."""
     return "`" * max(3, 1 + max(map(len, regex.findall("`+", text)), default=0))
-
-
-def lines_about(brief: briefs.Brief, project_type: heart.ProjectType) -> Iterator[str]:
-    """Give the lines that say what is scanned, and what extensions are like."""
-    about = {"projectType": brief.project_type, "label": project_type.label, "description": project_type.description}
-    yield as_line({**about, "targetUrl": brief.target_url, "branch": brief.branch})
-    yield as_line({"extensionSchema": brief.extension_schema})
 
 
 def row_of(known: briefs.KnownFinding, length: int) -> Sequence[str | None]:
@@ -120,18 +116,7 @@ UNSEEN = regex.compile(r"[\p{Z}\p{C}\p{Default_Ignorable_Code_Point}--\x20]", re
 def as_line(value: object) -> str:
     """Return a value as JSON on one line, in which nothing is hidden."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=-1).decode()
-    return UNSEEN.sub(lambda match: escaped(match[0]), text)
-
-
-def escaped(character: str) -> str:
-    r"""Return a character of a JSON string as \u and its number, or two of those (RFC 8259, section 7)."""
-    units = character.encode("utf-16-be")
-    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
-
-
-def scope_of(brief: briefs.Brief) -> str:
-    """Say whose knowledge it is."""
-    return "the main line knows" if brief.branch is None else "the main line and the branch named below know"
+    return UNSEEN.sub(lambda match: json.dumps(match[0]).strip('"'), text)  # as escapes (RFC 8259, section 7)
 
 
 def counts_of(summary: heart.Summary) -> str:
