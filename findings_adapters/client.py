@@ -243,10 +243,8 @@ class Local:
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
-        if not new:
-            database = heart.database_for(heart.Settings.read(db=db))
-            if absence := database.absence():
-                raise heart.DatabaseUnusable(absence)
+        if not new and (absence := heart.database_for(heart.Settings.read(db=db)).absence()):
+            raise heart.DatabaseUnusable(absence)
         settings = heart.Settings.read(db=db, base_url="", api_key="", log="", metrics=False)
         self._service = heart.start_service(settings)
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
@@ -404,15 +402,15 @@ def stoppable() -> AbstractContextManager[None]:
 @contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
     """Give another handler to the signals that end a process, but for those that are ignored, or not Python's."""
-    before = {each: signal.getsignal(each) for each in heart.STOPPING}
-    heeded = {each: known for each, known in before.items() if known not in (signal.SIG_IGN, None)}
+    known = {each: signal.getsignal(each) for each in heart.STOPPING}
+    heeded = [each for each in known if known[each] not in (signal.SIG_IGN, None)]
     try:
         for each in heeded:
             signal.signal(each, handler)
         yield
     finally:
-        for each, known in heeded.items():
-            signal.signal(each, known)
+        for each in heeded:
+            signal.signal(each, known[each])
 
 
 def undisturbed() -> AbstractContextManager[None]:
@@ -525,11 +523,6 @@ class Batch(Struct):
         """Whether it can take another finding. The first one always fits."""
         size = sum(map(len, self.findings)) + len(finding)
         return not self.is_sent and (not self.findings or (len(self.findings) < BATCH and size < BATCH_BYTES))
-
-
-def is_about_findings(refusal: Refused) -> bool:
-    """Whether it is some findings of a batch that a service refused, and not all that would ever come."""
-    return refusal.status == 413 or (refusal.status in (400, 422) and bool(refusal.code))
 
 
 IN_A_BATCH = re.compile(r"/tasks/([0-9]+)(/.*)?", re.DOTALL)
@@ -785,8 +778,8 @@ class RunSession:
         try:
             answer = self._service.request("POST", f"runs/{quoted(self.id)}/tasks", batch.body, same=batch.key)
         except Refused as error:
-            if not is_about_findings(error):
-                raise
+            if error.status != 413 and not (error.status in (400, 422) and error.code):
+                raise  # it is not about some findings of the batch, but about all that would ever come
             refused, self._batches[:1] = parted(batch, error)
             self._refused += refused
             self._refusal = error
@@ -864,7 +857,12 @@ class Findings(Service):
     def __init__(self, url: str = "", key: str = "", *, db: str = "") -> None:
         if db and (url or key):
             raise heart.ConfigurationError("say a url and its key, or a db, not both")
-        super().__init__(Local(db, new=True, by="agent") if db else remote_of(url, key))
+        if db:
+            transport: Remote | Local = Local(db, new=True, by="agent")
+        else:
+            url = url or os.environ.get("FINDINGS_URL", "").strip() or DEFAULT_URL
+            transport = Remote(url, key or key_of_environment(), first_tries=FIRST_TRIES)
+        super().__init__(transport)
 
     def register(
         self,
@@ -947,12 +945,6 @@ FIRST_TRIES = 3  # for an agent, before anything has answered: it is more often 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-def remote_of(url: str, key: str) -> Remote:
-    """Return the service at a URL, or where the environment says; what is not there is told within seconds."""
-    url = url or os.environ.get("FINDINGS_URL", "").strip() or DEFAULT_URL
-    return Remote(url, key or key_of_environment(), first_tries=FIRST_TRIES)
-
-
 def key_of_environment() -> str:
     """Return the key that the environment has. :raises heart.ConfigurationError: when it has none."""
     if key := os.environ.get("FINDINGS_KEY", "").strip():
@@ -979,20 +971,15 @@ def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 service_options = combined(
-    click.option(
+    heart.environment_option(
         "--url",
         envvar="FINDINGS_URL",
-        show_envvar=True,
         default="",
         show_default=False,
         help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
     ),
-    click.option(
-        "--db",
-        envvar="FINDINGS_DB",
-        show_envvar=True,
-        default="findings.db",
-        help="The database file, without a server.",
+    heart.environment_option(
+        "--db", envvar="FINDINGS_DB", default="findings.db", help="The database file, without a server."
     ),
 )
 
