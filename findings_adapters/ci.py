@@ -848,21 +848,17 @@ def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
 
 
 gate_options = combined(
-    click.option(
-        "--fail-on", type=click.Choice(BARS), default="high", show_default=True, help="The least severity that fails."
-    ),
+    click.option("--fail-on", type=click.Choice(BARS), default="high", help="The least severity that fails."),
     click.option(
         "--only",
         type=click.Choice(["new", "all"]),
         default="new",
-        show_default=True,
         help="Judge what the main line's last completed run did not report, or everything.",
     ),
     click.option(
         "--without-baseline",
         type=click.Choice(["pass", "fail"]),
         default="fail",
-        show_default=True,
         help="Let a run pass that has no baseline, or judge all that it reported as new.",
     ),
 )
@@ -892,9 +888,7 @@ config_options = combined(
 
 def format_option(*forms: str) -> Callable[[Any], Any]:
     """Return the option for the form of what is written, the first one unless another is given."""
-    return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What to write."
-    )
+    return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="What to write.")
 
 
 OPPOSITES = {"main-line": "branches-only"}
