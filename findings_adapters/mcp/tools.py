@@ -22,7 +22,7 @@ from findings_adapters.client import in_camel_case
 Json = dict[str, Any]
 
 
-class Tool(Struct, frozen=True, kw_only=True):
+class Tool(Struct, frozen=True):
     """An operation that agents may call, and what it does beside reading."""
 
     name: str
@@ -59,71 +59,71 @@ TOOLS = {
     tool.name: tool
     for tool in (
         Tool(
-            name="read_brief",
-            path="brief",
-            words="Read what is known before you examine a target: its open and dismissed findings with their"
+            "read_brief",
+            "brief",
+            "Read what is known before you examine a target: its open and dismissed findings with their"
             " externalIds, where they are and why they were dismissed, and the schema that extensions must fit.",
         ),
         Tool(
-            name="register_project_type",
-            method="POST",
-            path="project-types",
-            words="Register a project type, once, before the first run of it. The same definition again changes"
+            "register_project_type",
+            "project-types",
+            "Register a project type, once, before the first run of it. The same definition again changes"
             " nothing; another one under the same name is refused.",
+            method="POST",
             repeats=True,
         ),
         Tool(
-            name="start_run",
-            method="POST",
-            path="runs",
-            words="Start a run: one examination of one target. Its answer has the id that findings are submitted to,"
+            "start_run",
+            "runs",
+            "Start a run: one examination of one target. Its answer has the id that findings are submitted to,"
             " and warnings where the target is nearly one that is known.",
+            method="POST",
         ),
         Tool(
-            name="submit_findings",
-            method="POST",
-            path="runs/{run_id}/tasks",
-            words="Submit findings to a run, up to 1,000 at once, all or none. A finding that is known by its"
+            "submit_findings",
+            "runs/{run_id}/tasks",
+            "Submit findings to a run, up to 1,000 at once, all or none. A finding that is known by its"
             " externalId is updated, and reopened if it was resolved; what people dismissed stays dismissed. With"
             " externalIds the same call again is safe. Heed the warnings of the answer.",
+            method="POST",
             destroys=True,  # an older report's text gives way to the newer one's
         ),
         Tool(
-            name="finish_run",
+            "finish_run",
+            "runs/{run_id}",
+            "Finish a run, for good: nothing more can be submitted to it.",
             method="PATCH",
-            path="runs/{run_id}",
-            words="Finish a run, for good: nothing more can be submitted to it.",
             destroys=True,  # `resolveMissing` resolves findings
             repeats=True,
         ),
         Tool(
-            name="check_gate",
-            path="runs/{run_id}/gate",
-            words="Tell whether a finished run passes, and which findings stop it: the new and severe ones.",
+            "check_gate",
+            "runs/{run_id}/gate",
+            "Tell whether a finished run passes, and which findings stop it: the new and severe ones.",
         ),
         Tool(
-            name="list_findings",
-            path="tasks",
-            words="List or search findings (answers call them tasks), without their bulky fields.",
+            "list_findings",
+            "tasks",
+            "List or search findings (answers call them tasks), without their bulky fields.",
             limit=20,
         ),
         Tool(
-            name="read_finding",
-            path="tasks/{task_id}",
-            words="Read a whole finding: evidence, remediation and success criteria too.",
+            "read_finding",
+            "tasks/{task_id}",
+            "Read a whole finding: evidence, remediation and success criteria too.",
         ),
         Tool(
-            name="read_history",
-            path="tasks/{task_id}/history",
-            words="Read what happened to a finding, oldest first: who decided what, and why.",
+            "read_history",
+            "tasks/{task_id}/history",
+            "Read what happened to a finding, oldest first: who decided what, and why.",
             limit=100,
         ),
         Tool(
-            name="triage_finding",
-            method="PATCH",
-            path="tasks/{task_id}",
-            words="Decide about a finding: give it a status and a reason, assign it, or comment on it. Everybody sees"
+            "triage_finding",
+            "tasks/{task_id}",
+            "Decide about a finding: give it a status and a reason, assign it, or comment on it. Everybody sees"
             " the decision, and the history keeps it.",
+            method="PATCH",
             destroys=True,
         ),
     )
