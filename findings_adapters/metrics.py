@@ -30,8 +30,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 import findings_service as heart
 
-__all__ = ["HELP", "Metrics"]
-
 REQUESTS = "findings_http_requests"
 DURATIONS = "findings_http_request_duration_seconds"
 GROUPS = "findings_commit_group_size"
@@ -93,10 +91,10 @@ class Metrics:
         """
         encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
         with self._database.reading() as connection:
-            stored = [*stored_figures(connection, client_id), hooks_by_state(connection, client_id)]
+            figures = [*self._told(), *stored_figures(connection, client_id), hooks_by_state(connection, client_id)]
             if "backup" not in self._database.advice:  # else another program makes them, and notes nothing
-                stored.append(last_backup(connection))
-        figures = [*self._told(), *stored, *self._of_files(), build(self._database)]
+                figures.append(last_backup(connection))
+        figures += [*self._of_files(), build(self._database)]
         return encode(SimpleNamespace(collect=lambda: figures)), media_type
 
     def _told(self) -> Iterator[Metric]:
