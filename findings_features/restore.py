@@ -64,11 +64,13 @@ def lock(old: heart.SQLiteConnection, path: str, right: heart.Checkpointer) -> R
             raise heart.DatabaseUnusable(IN_USE.format(path))  # somebody came in between
         return dict(old.execute("SELECT id, revoked_at FROM api_keys WHERE revoked_at IS NOT NULL"))
     except sqlite3.DatabaseError as error:
-        if not old.in_transaction:
+        if old.in_transaction:
+            return None
+        if not heart.is_busy(error):
             require_damaged(path, error)
-            if not right.try_take():
-                raise heart.DatabaseUnusable(IN_USE.format(path)) from None
-        return None
+            if right.try_take():
+                return None
+        raise heart.DatabaseUnusable(IN_USE.format(path)) from None
 
 
 def is_damaged(error: sqlite3.Error) -> bool:
@@ -81,8 +83,6 @@ def require_damaged(path: str, error: sqlite3.Error) -> None:
 
     :raises DatabaseUnusable: then.
     """
-    if heart.is_busy(error):
-        raise heart.DatabaseUnusable(IN_USE.format(path)) from None
     if not is_damaged(error):
         raise heart.unusable(path, error) from None
     with Path(path).open("rb") as file:
