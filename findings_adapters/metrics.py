@@ -55,64 +55,50 @@ OTHER_METHOD = "other"
 UNREADABLE = regex.compile(r"version=(?![0-9]{1,4}(\.[0-9]{1,4})*\s*([;,]|$))")
 
 
-class Metrics:
-    """The figures of a service, which counts from now on: several processes in files of the official client's."""
+def begin_counting(service: heart.Service) -> Any:
+    """Count what a service does from now on, and return what collects the counts: over several processes from files.
 
-    def __init__(self, service: heart.Service) -> None:
-        """Begin to count. :raises heart.ConfigurationError: where the processes are to meet in no folder."""
-        folder = os.environ.get(METRICS_FOLDER)
-        if folder and not os.access(folder, os.W_OK | os.X_OK):
-            raise heart.ConfigurationError(f"{METRICS_FOLDER}: {folder} is no folder that can be written")
-        self._database = service.database
-        registry = prometheus_client.CollectorRegistry()
-        self._requests = prometheus_client.Counter(
-            REQUESTS, HELP[REQUESTS], ("route", "method", "status"), registry=registry
-        )
-        self._durations = prometheus_client.Histogram(
-            DURATIONS, HELP[DURATIONS], ("route", "method"), registry=registry, buckets=SECONDS
-        )
-        self._groups = prometheus_client.Histogram(GROUPS, HELP[GROUPS], registry=registry, buckets=SIZES)
-        self._counted: Any = registry
-        if folder:
-            self._counted = MultiProcessCollector(prometheus_client.CollectorRegistry())  # type: ignore[no-untyped-call]
-        service.listeners.answered.append(self.count_request)
-        service.listeners.committed.append(self._groups.observe)
+    :raises heart.ConfigurationError: where the processes are to meet in no folder.
+    """
+    folder = os.environ.get(METRICS_FOLDER)
+    if folder and not os.access(folder, os.W_OK | os.X_OK):
+        raise heart.ConfigurationError(f"{METRICS_FOLDER}: {folder} is no folder that can be written")
+    registry = prometheus_client.CollectorRegistry()
+    requests = prometheus_client.Counter(REQUESTS, HELP[REQUESTS], ("route", "method", "status"), registry=registry)
+    durations = prometheus_client.Histogram(
+        DURATIONS, HELP[DURATIONS], ("route", "method"), registry=registry, buckets=SECONDS
+    )
+    groups = prometheus_client.Histogram(GROUPS, HELP[GROUPS], registry=registry, buckets=SIZES)
 
-    def count_request(self, call: heart.Call, status: int, _size: int, seconds: float) -> None:
-        """Count a request that is answered."""
+    def count_request(call: heart.Call, status: int, _size: int, seconds: float) -> None:
         labels = (call.route, call.method if call.method in heart.ANY_METHOD else OTHER_METHOD)
-        self._requests.labels(*labels, status).inc()
-        self._durations.labels(*labels).observe(seconds)
+        requests.labels(*labels, status).inc()
+        durations.labels(*labels).observe(seconds)
 
-    def exposition(self, client_id: str, accept: str) -> tuple[bytes, str]:
-        """Return all figures as a text, with its media type, of the forms that an Accept header asks for.
+    service.listeners.answered.append(count_request)
+    service.listeners.committed.append(groups.observe)
+    if folder:
+        return MultiProcessCollector(prometheus_client.CollectorRegistry())  # type: ignore[no-untyped-call]
+    return registry
 
-        :param client_id: whose tasks and runs are counted; clients never see each other's.
-        """
-        encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
-        with self._database.reading() as connection:
-            figures = [*self._told(), *stored_figures(connection, client_id), hooks_by_state(connection, client_id)]
-            if "backup" not in self._database.advice:  # else another program makes them, and notes nothing
-                figures.append(last_backup(connection))
-        figures += [*self._of_files(), build(self._database)]
-        return encode(SimpleNamespace(collect=lambda: figures)), media_type
 
-    def _told(self) -> Iterator[Metric]:
-        """Give what was counted, without when that began, and without what an application around this counts."""
-        try:
-            counted = [*self._counted.collect()]
-        except struct.error:  # by the client, of the file of a worker that is about to begin
-            raise heart.Busy("A worker is being started") from None
-        for metric in counted:
-            if metric.name in HELP:
-                metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
-                yield metric
+def counted_figures(collector: Any) -> Iterator[Metric]:
+    """Give what was counted, without when that began, and without what an application around this counts."""
+    try:
+        counted = [*collector.collect()]
+    except struct.error:  # by the client, of the file of a worker that is about to begin
+        raise heart.Busy("A worker is being started") from None
+    for metric in counted:
+        if metric.name in HELP:
+            metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
+            yield metric
 
-    def _of_files(self) -> Iterator[Metric]:
-        """Give what is read of the disk, as far as it can be."""
-        for name, read in self._database.figures().items():
-            with suppress(OSError):
-                yield gauge(name, {(): read()})
+
+def figures_of_files(database: heart.Database) -> Iterator[Metric]:
+    """Give what is read of the disk, as far as it can be."""
+    for name, read in database.figures().items():
+        with suppress(OSError):
+            yield gauge(name, {(): read()})
 
 
 def gauge(name: str, values: Mapping[tuple[str, ...], float], labels: Sequence[str] = ()) -> Metric:
@@ -164,13 +150,19 @@ def build(database: heart.Database) -> Metric:
 
 def start(service: heart.Service) -> None:
     """Have a service count, and answer with its figures."""
-    metrics = Metrics(service)
+    collector, database = begin_counting(service), service.database
 
     @heart.operation("GET", "/metrics", "read", {200: str})
     def get_metrics(call: heart.Call) -> heart.Answer:
         """Get figures for Prometheus: of the service, and of the tasks and runs of the key's own client."""
-        text, media_type = metrics.exposition(call.client_id, call.environ.get("HTTP_ACCEPT", ""))
-        return heart.whole_answer(200, text, media_type)
+        accept = call.environ.get("HTTP_ACCEPT", "")
+        encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
+        with database.reading() as connection:
+            stored = [*stored_figures(connection, call.client_id), hooks_by_state(connection, call.client_id)]
+            if "backup" not in database.advice:  # else another program makes them, and notes nothing
+                stored.append(last_backup(connection))
+        figures = [*counted_figures(collector), *stored, *figures_of_files(database), build(database)]
+        return heart.whole_answer(200, encode(SimpleNamespace(collect=lambda: figures)), media_type)
 
     service.router.add(get_metrics)
 
