@@ -213,24 +213,20 @@ def axe(page: Row) -> Iterator[Finding]:
     if not any(page.rows(kind) for kind in ("violations", "passes", "incomplete", "inapplicable")):
         raise refusal(f"axe applied no rule to {page['url'] or 'the page'}")
     for kind in ("violations", "incomplete"):
+        is_sure = kind == "violations"
         for rule in page.rows(kind):
-            yield from axe_rule(rule, page["url"], is_sure=kind == "violations")
-
-
-def axe_rule(rule: Row, url: str, *, is_sure: bool) -> Iterator[Finding]:
-    """Give a finding for each element that breaks a rule."""
-    for node in rule.rows("nodes"):
-        yield Finding(
-            title=rule["help"] or rule["description"],
-            severity=IMPACT.get(node["impact"] or rule["impact"], "medium") if is_sure else "info",
-            rule=rule["id"],
-            page=url,
-            part=selector_of(node),
-            code=node["html"],
-            description=(rule["description"], on_page(url)),
-            fixes=(node["failureSummary"], rule["helpUrl"]),
-            tags=[*(() if is_sure else ["needs-review"]), *rule.texts("tags")],
-        )
+            for node in rule.rows("nodes"):
+                yield Finding(
+                    title=rule["help"] or rule["description"],
+                    severity=IMPACT.get(node["impact"] or rule["impact"], "medium") if is_sure else "info",
+                    rule=rule["id"],
+                    page=page["url"],
+                    part=selector_of(node),
+                    code=node["html"],
+                    description=(rule["description"], on_page(page["url"])),
+                    fixes=(node["failureSummary"], rule["helpUrl"]),
+                    tags=[*(() if is_sure else ["needs-review"]), *rule.texts("tags")],
+                )
 
 
 PA11Y_TYPES = {"error": "high", "warning": "medium", "notice": "info"}
@@ -453,8 +449,9 @@ def junit(tests: ElementTree.Element) -> Iterator[Finding]:
 
 def npm_audit(report: Row) -> Iterator[Finding]:
     """Read the advisories, each of the package that it is about: for one that only depends on it, `via` is a name."""
-    for name in report.row("vulnerabilities").members:
-        package = report.row("vulnerabilities").row(name)
+    packages = report.row("vulnerabilities")
+    for name in packages.members:
+        package = packages.row(name)
         fix = package.members.get("fixAvailable")
         upgrade = f"Upgrade to {fix.get('name')} {fix.get('version')}" if isinstance(fix, dict) else "Run npm audit fix"
         for advisory in (Row(each) for each in package.items("via") if not isinstance(each, str)):
