@@ -18,8 +18,6 @@ import flask
 
 import findings_service as heart
 
-__all__ = ["FOLDER", "HEADERS", "answer"]
-
 HEADERS = {
     # Pictures are evidence; those of other hosts are fetched on a click only.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
