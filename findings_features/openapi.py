@@ -40,7 +40,7 @@ def refusals_of(each: heart.Operation) -> list[type[heart.ServiceError]]:
         errors.append(heart.IdempotencyConflict)
     if each.body is not None:
         errors += [heart.BodyTooLarge, heart.UnsupportedMediaType, heart.MalformedJSON, heart.ValidationFailed]
-    if "{" in each.path or (each.query and issubclass(each.query, heart.TaskFilters)):  # which may name a run
+    if "{" in each.path or issubclass(each.query, heart.TaskFilters):  # which may name a run
         errors.append(heart.Missing)
     return errors
 
