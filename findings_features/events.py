@@ -109,7 +109,7 @@ def wanted_events(
     asked = {
         EVENT_TYPE: types,
         "COALESCE(tasks.project_type, runs.project_type)": project_types,
-        "COALESCE(tasks.target_url, runs.target_url)": None if target_url is None else [target_url],
+        "COALESCE(tasks.target_url, runs.target_url)": target_url and [target_url],
         "history.branch": branches,
     }
     conditions = [heart.among(column, values) for column, values in asked.items() if values is not None]
