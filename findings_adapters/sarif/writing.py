@@ -46,16 +46,14 @@ class Tools:
         if rule is None:
             self.described += 1
             descriptor = descriptor_of(rule_id, task) if self.described <= DESCRIBED_RULES else {"id": rule_id}
-            rule = rules[rule_id] = Written(self._reference(tool, rule_id, len(rules)), descriptor)
+            # A result names a rule of this service by its place, another by its tool's (3.27.7).
+            reference: dict[str, Any] = {"ruleId": rule_id, "ruleIndex": len(rules)}
+            if tool is not None:
+                part = {"name": tool, "index": self.parts.setdefault(tool, len(self.parts))}
+                reference = {"rule": {"id": rule_id, "index": len(rules), "toolComponent": part}}
+            rule = rules[rule_id] = Written(reference, descriptor)
         rule.severity = max(rule.severity, heart.RANKS[task.severity])
         return rule
-
-    def _reference(self, tool: str | None, rule_id: str, index: int) -> dict[str, Any]:
-        """Return how a result names its rule (3.27.7): one of this service by its place, another by its tool's."""
-        if tool is None:
-            return {"ruleId": rule_id, "ruleIndex": index}
-        part = self.parts.setdefault(tool, len(self.parts))
-        return {"rule": {"id": rule_id, "index": index, "toolComponent": {"name": tool, "index": part}}}
 
     def tool(self) -> dict[str, Any]:
         """Return the tool of the run that was written."""
@@ -211,13 +209,13 @@ del SUBMITTED["externalId"]
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
     tags = items_of(task.tags, str)
-    marks = {
+    return {
         "taskId": task.id,
         "targetUrl": task.target_url,
         **score_of(task.severity),
         **({"tags": tags} if tags else {}),
+        OURS: {name: getattr(task, field) for name, field in SUBMITTED.items()},
     }
-    return {**marks, OURS: {name: getattr(task, field) for name, field in SUBMITTED.items()}}
 
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
