@@ -514,11 +514,6 @@ class Batch(Struct):
     key: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
     is_sent: bool = False
 
-    @property
-    def body(self) -> bytes:
-        """The findings as a request has them."""
-        return b'{"tasks":[' + b",".join(self.findings) + b"]}"
-
     def has_room(self, finding: bytes = b"") -> bool:
         """Whether it can take another finding. The first one always fits."""
         size = sum(map(len, self.findings)) + len(finding)
@@ -775,8 +770,9 @@ class RunSession:
 
     def _send(self, batch: Batch) -> None:
         batch.is_sent = True
+        body = b'{"tasks":[' + b",".join(batch.findings) + b"]}"
         try:
-            answer = self._service.request("POST", f"runs/{quoted(self.id)}/tasks", batch.body, same=batch.key)
+            answer = self._service.request("POST", f"runs/{quoted(self.id)}/tasks", body, same=batch.key)
         except Refused as error:
             if error.status != 413 and not (error.status in (400, 422) and error.code):
                 raise  # it is not about some findings of the batch, but about all that would ever come
