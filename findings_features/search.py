@@ -7,8 +7,6 @@ fifth dearer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 import findings_service as heart
@@ -28,26 +26,24 @@ def search_words(text: str) -> tuple[str, ...]:
 LOOKUP_COST = 4  # words of tasks that are read in the time in which those of one are looked up
 
 
-def holding(words: Sequence[str]) -> heart.Condition:
-    """Return the condition that all of some words stand in those of a task."""
-    return " AND ".join(["instr(task_words.words, ?) > 0"] * len(words)), tuple(words)
-
-
 class Words(Struct, frozen=True):
     """The words of a search."""
 
     words: tuple[str, ...]
 
+    @property
+    def held(self) -> str:
+        """The condition that they all stand in those of a task."""
+        return " AND ".join(["instr(task_words.words, ?) > 0"] * len(self.words))
+
     def condition(self, client_id: str) -> heart.Condition:
         """Return the condition that a task has them all."""
-        held, words = holding(self.words)
-        where = f"task_words.client_id = ? AND task_words.task_seq = tasks.seq AND {held}"
-        return f"(SELECT 1 FROM task_words WHERE {where}) IS NOT NULL", (client_id, *words)
+        where = f"task_words.client_id = ? AND task_words.task_seq = tasks.seq AND {self.held}"
+        return f"(SELECT 1 FROM task_words WHERE {where}) IS NOT NULL", (client_id, *self.words)
 
     def plan(self, connection: heart.Connection, client_id: str) -> heart.ListPlan:
         """Plan the list of all tasks that have them all."""
-        held, words = holding(self.words)
-        ranges = (heart.IndexRange(("task_words.client_id = ?", held), (client_id, *words), "task_words"),)
+        ranges = (heart.IndexRange(("task_words.client_id = ?", self.held), (client_id, *self.words), "task_words"),)
         size = sum(heart.select_cells(connection, client_id, "tasks", heart.Filter()).values()) // LOOKUP_COST
         return heart.ListPlan(client_id=client_id, table="tasks", ranges=ranges, settled={"search"}, size=size)
 
