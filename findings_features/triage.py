@@ -64,11 +64,15 @@ def select_etags(connection: heart.Connection, client_id: str, task_ids: Iterabl
 def require_matches(connection: heart.Connection, client_id: str, expected: Mapping[str, str]) -> None:
     """Check that tasks are what the caller has seen. :raises ChangedMeanwhile: with those that are not any more."""
     found = select_etags(connection, client_id, expected)
-    if changed := [each for each, etag in expected.items() if etag != found[each]]:
-        pointers = (heart.json_pointer(["ifMatch", each]) for each in changed)
+    problems = [
+        heart.Problem("is not the task's ETag any more", heart.json_pointer(["ifMatch", task_id]))
+        for task_id, etag in expected.items()
+        if etag != found[task_id]
+    ]
+    if problems:
         raise heart.ChangedMeanwhile(
-            f"{len(changed):,} of the tasks were changed since their ETags were answered; nothing was stored.",
-            [heart.Problem("is not the task's ETag any more", pointer) for pointer in pointers],
+            f"{len(problems):,} of the tasks were changed since their ETags were answered; nothing was stored.",
+            problems,
         )
 
 
