@@ -102,13 +102,13 @@ def plan_located(connection: heart.Connection, client_id: str, location: str) ->
     start = f"substr(located.location, 1, {INDEXED_LOCATION})"
     one = "SELECT seq FROM tasks AS located WHERE located.client_id = ? AND located.location IS NOT NULL AND"
     ends = location.endswith(("/", ":"))
-    found: list[heart.Condition] = [] if ends else [(f"{start} = ?", (location[:INDEXED_LOCATION],))]
-    for text in (location,) if ends else (f"{location}/", f"{location}:"):
-        if len(text) <= INDEXED_LOCATION:
-            behind = text[:-1] + chr(ord(text[-1]) + 1)
-            found.append((f"{start} >= ? AND {start} < ?", (text, behind)))
-        elif ends:
-            found.append((f"{start} = ?", (text[:INDEXED_LOCATION],)))
+    found: list[heart.Condition] = [
+        (f"{start} >= ? AND {start} < ?", (text, text[:-1] + chr(ord(text[-1]) + 1)))
+        for text in ((location,) if ends else (f"{location}/", f"{location}:"))
+        if len(text) <= INDEXED_LOCATION
+    ]
+    if not (ends and found):
+        found.append((f"{start} = ?", (location[:INDEXED_LOCATION],)))
     seqs = " UNION ALL ".join(f"{one} {condition}" for condition, _ in found)
     values = [value for _, texts in found for value in (client_id, *texts)]
     few = f"SELECT COUNT(*) FROM (SELECT seq FROM ({seqs}) AS listed LIMIT ?) AS counted"
