@@ -343,15 +343,15 @@ class ServiceError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    headers: Mapping[str, str] = types.MappingProxyType({})
 
     def __init_subclass__(cls, status: int = 0, code: str = "") -> None:
         cls.status, cls.code = status or cls.status, code or cls.code
 
-    def __init__(self, detail: str, problems: Sequence[Problem] = (), headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, detail: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(detail)
         self.detail = detail
         self.problems = problems
-        self.headers = dict(headers or {})
 
 
 class MalformedJSON(ServiceError, status=400, code="malformed_json"):
@@ -368,8 +368,7 @@ class InvalidParameter(ServiceError, status=400, code="invalid_parameter"):
 class Unauthorized(ServiceError, status=401, code="unauthorized"):
     """There is no key, or none that is good (any more), or one for users without a user."""
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
+    headers = types.MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 class Forbidden(ServiceError, status=403, code="forbidden"):
@@ -384,7 +383,8 @@ class WrongMethod(ServiceError, status=405, code="method_not_allowed"):
     """The path has other methods."""
 
     def __init__(self, allowed: str, absent: str = "") -> None:
-        super().__init__(absent or f"This path answers {allowed}.", headers={"Allow": allowed})
+        super().__init__(absent or f"This path answers {allowed}.")
+        self.headers = {"Allow": allowed}
 
 
 class RunFinished(ServiceError, status=409, code="run_finished"):
@@ -432,8 +432,10 @@ class ExtensionCheckTimeout(ServiceError, status=422, code="extension_check_time
 class Busy(ServiceError, status=503, code="busy"):
     """The database stayed locked past the time-out, or there was no room for a large body."""
 
+    headers = types.MappingProxyType({"Retry-After": "1"})
+
     def __init__(self, cause: str = "The database is locked by another process") -> None:
-        super().__init__(f"{cause}; nothing was stored. Try again.", headers={"Retry-After": "1"})
+        super().__init__(f"{cause}; nothing was stored. Try again.")
 
 
 class TryAgain(Busy):
@@ -446,28 +448,35 @@ class TryAgain(Busy):
 class StorageFull(ServiceError, status=503, code="storage_full"):
     """The database cannot be read or written now."""
 
+    headers = types.MappingProxyType({"Retry-After": "10"})
+
     def __init__(self, cause: str) -> None:
-        detail = f"The database cannot be used now ({cause}); nothing was stored. Try again later."
-        super().__init__(detail, headers={"Retry-After": "10"})
+        super().__init__(f"The database cannot be used now ({cause}); nothing was stored. Try again later.")
 
 
 class InternalError(ServiceError):
     """A bug: its traceback is in the log and nowhere else."""
 
 
-NO_MEMORY = "there is not enough memory"
+class DatabaseUnusable(Exception):
+    """There is no database of this service, or it cannot be opened; the message says why and what would help."""
 
 
-def storage_error(error: sqlite3.Error) -> ServiceError | None:
-    """Return what a caller is told of an error of the database, or None when it is a bug of ours.
+def known_error(error: BaseException) -> ServiceError | None:
+    """Return what a caller is told of an exception of ours or the database's, None when it is a bug.
 
-    https://www.sqlite.org/rescode.html: the low byte is the primary result code.
+    https://www.sqlite.org/rescode.html: the low byte is the primary result code. Only errors of SQLite have one.
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, DatabaseUnusable):
+        return StorageFull(str(error))
+    memory = sqlite3.SQLITE_NOMEM  # for which Python's sqlite3 raises MemoryError
+    code = memory if isinstance(error, MemoryError) else getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return Busy()
     causes = {
-        sqlite3.SQLITE_NOMEM: NO_MEMORY,
+        memory: "there is not enough memory",
         sqlite3.SQLITE_FULL: "the disk is full",
         sqlite3.SQLITE_IOERR: "reading or writing failed, or the disk or a quota is full",
         sqlite3.SQLITE_READONLY: "it is read-only",
@@ -1403,10 +1412,6 @@ class Connection(ABC):
         self.deletes = False
 
 
-class DatabaseUnusable(Exception):
-    """There is no database of this service, or it cannot be opened; the message says why and what would help."""
-
-
 CLOCK_JUMP, CLOCK_DISTRUST = 86_400.0, 3600.0  # seconds
 
 
@@ -1754,7 +1759,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
 
 def is_busy(error: BaseException) -> bool:
     """Tell whether `error` is an engine's word for a lock that somebody else holds."""
-    return isinstance(storage_error(error) if isinstance(error, sqlite3.Error) else error, Busy)
+    return isinstance(known_error(error), Busy)
 
 
 def patiently(work: Callable[[], Value], patience: float) -> Value:
@@ -5419,17 +5424,6 @@ def problem_answer(error: ServiceError) -> Answer:
         errors=list(error.problems[:LISTED_PROBLEMS]) or msgspec.UNSET,
     )
     return whole_answer(error.status, msgspec.json.encode(details), PROBLEM_TYPE, **error.headers)
-
-
-def known_error(error: BaseException) -> ServiceError | None:
-    """Return what a caller is told of an exception of ours or the database's, None when it is a bug."""
-    if isinstance(error, ServiceError):
-        return error
-    if isinstance(error, DatabaseUnusable):
-        return StorageFull(str(error))
-    if isinstance(error, MemoryError):  # which Python's sqlite3 raises for SQLITE_NOMEM
-        return StorageFull(NO_MEMORY)
-    return storage_error(error) if isinstance(error, sqlite3.Error) else None
 
 
 def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> ServiceError:

@@ -68,7 +68,6 @@ class NobodyKnows(heart.Busy):
             self,
             "The connection to the database was lost while this was stored, and it may be stored or not. Look, or send"
             " it again with the Idempotency-Key that it had.",
-            headers={"Retry-After": "1"},
         )
 
 
