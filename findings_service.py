@@ -571,15 +571,28 @@ TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
 Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 RunStatus = Literal["running", "completed", "failed"]
 Level = Literal["read", "agent", "full"]
-SEVERITIES: tuple[str, ...] = typing.get_args(Severity)
+
+
+def names_of(literal: Any) -> tuple[str, ...]:
+    """Return the texts that a `Literal` has."""
+    return typing.get_args(literal)
+
+
+SEVERITIES = names_of(Severity)
 UNFINISHED = ("open", "in_progress")
-LEVELS: tuple[str, ...] = typing.get_args(Level)
+LEVELS = names_of(Level)
 RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
+
+
+def at_most(characters: int, **rules: Any) -> Meta:
+    """Return what holds for a text of at most so many characters, none of which is U+0000."""
+    return Meta(max_length=characters, extra_json_schema=NO_NUL, **rules)
+
 
 Text = Annotated[str, Meta(extra_json_schema=NO_NUL)]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Title = Annotated[str, Meta(max_length=500, pattern=NOT_BLANK)]  # what is empty is blank
-ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
+ExternalId = Annotated[str, at_most(256, min_length=1)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
 BranchName = Annotated[str, Meta(min_length=1, max_length=255, pattern=BRANCH_NAME)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
@@ -598,10 +611,11 @@ JsonObject = Annotated[
         }
     ),
 ]
-SentObject = Annotated[JsonObject, Meta(extra_json_schema={"type": ["object", "null"]})]
-MaybeSchema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]  # a JSON Schema, or null
-LongText = Annotated[str, Meta(max_length=64 * KIB, extra_json_schema=NO_NUL)]
-BulkText = Annotated[str, Meta(max_length=256 * KIB, extra_json_schema=NO_NUL)]
+OBJECT_OR_NULL = Meta(extra_json_schema={"type": ["object", "null"]})
+SentObject = Annotated[JsonObject, OBJECT_OR_NULL]
+MaybeSchema = Annotated[Raw, OBJECT_OR_NULL]  # a JSON Schema, or null
+LongText = Annotated[str, at_most(64 * KIB)]
+BulkText = Annotated[str, at_most(256 * KIB)]
 
 
 class Model(Struct, rename="camel"):
@@ -615,8 +629,8 @@ class Request(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
 class Evidence(Request, gc=False):
     """One piece of evidence: an external file (`url`) or inline text (`content`), with a caption."""
 
-    type: Annotated[str, Meta(max_length=64, extra_json_schema=NO_NUL)] | None = None
-    label: Annotated[str, Meta(max_length=500, extra_json_schema=NO_NUL)] | None = None
+    type: Annotated[str, at_most(64)] | None = None
+    label: Annotated[str, at_most(500)] | None = None
     url: EvidenceUrl | None = None
     content: BulkText | None = None
 
@@ -672,7 +686,7 @@ class TaskUpdate(Request):
     """A triage decision, at least one of these: a `reason` is of what is resolved or dismissed, "" assigns nobody."""
 
     status: TaskStatus | None = None
-    comment: Annotated[str, Meta(max_length=4000, extra_json_schema=NO_NUL)] | None = None
+    comment: Annotated[str, at_most(4000)] | None = None
     reason: Reason | None = None
     assignee: Annotated[str, Meta(max_length=200, pattern=ASSIGNEE)] | None = None
 
@@ -680,7 +694,7 @@ class TaskUpdate(Request):
 class RunStart(Request):
     """What an agent is about to examine; without a `branch`, the target's main line."""
 
-    project_type: Annotated[str, Meta(max_length=100, extra_json_schema=NO_NUL)]
+    project_type: Annotated[str, at_most(100)]
     target_url: TargetUrl | None = None
     branch: BranchName | None = None
     metadata: SentObject = msgspec.field(default_factory=Raw)
@@ -690,7 +704,7 @@ class RunUpdate(Request):
     """How a run ended; `resolveMissing` (with completed only) resolves what it did not report any more."""
 
     status: Literal["completed", "failed"]
-    status_reason: Annotated[str, Meta(max_length=1000, extra_json_schema=NO_NUL)] | None = None
+    status_reason: Annotated[str, at_most(1000)] | None = None
     resolve_missing: bool | None = None
 
 
@@ -698,8 +712,8 @@ class ProjectTypeUpdate(Request):
     """A project type's definition; what is left out takes its default."""
 
     name: Name | None = None
-    label: Annotated[str, Meta(max_length=200, extra_json_schema=NO_NUL)] | None = None
-    description: Annotated[str, Meta(max_length=10_000, extra_json_schema=NO_NUL)] | None = None
+    label: Annotated[str, at_most(200)] | None = None
+    description: Annotated[str, at_most(10_000)] | None = None
     extension_schema: MaybeSchema = msgspec.field(default_factory=Raw)
 
 
@@ -930,14 +944,6 @@ PageNumber = Annotated[
 ]
 
 
-class PageQuery(Request):
-    """Which page of a list: counted from its start, or from behind a place in it."""
-
-    page: PageNumber | None = None
-    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
-    after: Annotated[str, described(AFTER)] | None = None
-
-
 class HistoryQuery(Request):
     """Which part of a task's history."""
 
@@ -949,9 +955,11 @@ FEW_SKIPPED = 10_000  # rows of a list before a page that is read on the event l
 FEW_RANGES = 10  # project types and branches of one that is; each has up to 40 index ranges
 
 
-class RunQuery(PageQuery):
-    """Which runs."""
+class RunQuery(Request):
+    """Which runs, and which page of them: counted from the start of the list, or from behind a place in it."""
 
+    page: PageNumber | None = None
+    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
     after: Annotated[str, Meta(pattern=ITEM_CURSOR, description=AFTER)] | None = None
     project_type: Annotated[CommaList[NoComma], described(f"Runs of these project types. {SEVERAL}")] | None = None
     status: Annotated[CommaList[RunStatus], described(f"Runs with these statuses. {SEVERAL}")] | None = None
@@ -1089,9 +1097,9 @@ class TaskQuery(TaskOrder):
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
-TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
-REASONS: tuple[str, ...] = typing.get_args(Reason)
-RUN_STATUSES: tuple[str, ...] = typing.get_args(RunStatus)
+TASK_STATUSES = names_of(TaskStatus)
+REASONS = names_of(Reason)
+RUN_STATUSES = names_of(RunStatus)
 ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
 SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
@@ -1129,23 +1137,17 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def corrected(schema: Any) -> Any:
-    """Return a generated schema with the enumerations that have a name by reference."""
-    if isinstance(schema, list):
-        return [corrected(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    for name, values in ENUMERATIONS.items():
-        if schema == {"enum": sorted(values)}:
-            return {"$ref": f"{COMPONENTS}{name}"}
-    return {name: corrected(value) for name, value in schema.items()}
-
-
 def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """Return the reference to each model, and the components that they refer to. Patterns are Python's."""
+    """Return the reference to each model, and the components that they refer to. Patterns are Python's.
+
+    The enumerations that have a name are referred to, too: each is replaced in the text of the schemas.
+    """
     listed = list(models)
     references, components = msgspec.json.schema_components(listed, ref_template=COMPONENTS + "{name}")
-    ruled = {name: {**schema, **RULES.get(name, {})} for name, schema in corrected(components).items()}
+    text = json.dumps(components)
+    for name, values in ENUMERATIONS.items():
+        text = text.replace(json.dumps({"enum": sorted(values)}), json.dumps({"$ref": f"{COMPONENTS}{name}"}))
+    ruled = {name: schema | RULES.get(name, {}) for name, schema in json.loads(text).items()}
     named = {name: {"type": "string", "enum": list(values)} for name, values in ENUMERATIONS.items()}
     return dict(zip(listed, references, strict=True)), ruled | named
 
@@ -3117,7 +3119,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, ranges=tuple(ranges))
 
     def page(
-        self, connection: Connection, columns: str, joined: str, query: PageQuery | TaskQuery
+        self, connection: Connection, columns: str, joined: str, query: RunQuery | TaskQuery
     ) -> Iterator[tuple[Any, ...]]:
         """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
         limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
@@ -4609,9 +4611,9 @@ class Parsed(Struct):
     `complete` is false when there was no time to look for every problem.
     """
 
-    reports: list[NewTask] = msgspec.field(default_factory=list)
-    extensions: list[tuple[str | None, str]] = msgspec.field(default_factory=list)
-    problems: list[Problem] = msgspec.field(default_factory=list)
+    reports: list[NewTask] = []
+    extensions: list[tuple[str | None, str]] = []
+    problems: list[Problem] = []
     complete: bool = True
 
     def add(self, task: TaskReport, pointer: str, levels: int) -> None:
@@ -5265,9 +5267,9 @@ class Operation(Struct, frozen=True, eq=False):
     answers: Mapping[int, Any]
     handler: Callable[..., Outcome]
     body: Any = None
-    formats: Mapping[str, BodyFormat] = types.MappingProxyType({})
+    formats: Mapping[str, BodyFormat] = {}
     query: Any = Request
-    exports: Mapping[str, Export] = types.MappingProxyType({})
+    exports: Mapping[str, Export] = {}
     refusals: tuple[type[ServiceError], ...] = ()
     tagged: bool = False
     stamped: bool = False
@@ -5850,7 +5852,7 @@ def answer_unless_known(call: Call, connection: Connection, make: Callable[[str]
 class Taken(Struct):
     """The items of a page as they go out, the last of them as it was read, and whether the list goes on behind it."""
 
-    items: list[Any] = msgspec.field(default_factory=list)
+    items: list[Any] = []
     last: Any = None
     more: bool = False
 
