@@ -141,9 +141,10 @@ def parse_duration(text: str) -> float:
     :raises ValueError: when it means none.
     """
     match = regex.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text.strip())
-    if not match or float(match[1]) * UNITS[match[2]] > 100 * 365 * UNITS["d"]:
+    seconds = float(match[1]) * UNITS[match[2]] if match else math.inf
+    if seconds > 100 * 365 * UNITS["d"]:
         raise ValueError(f"{text!r} is no duration: give seconds, or a number with s, m, h or d, such as 90d")
-    return float(match[1]) * UNITS[match[2]]
+    return seconds
 
 
 def parse_count(text: str) -> int:
@@ -281,7 +282,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def descriptions(cls) -> dict[str, str]:
         """Return what each setting is, by the variable of the environment that sets it."""
         hints = typing.get_type_hints(cls, include_extras=True)
-        return {f"FINDINGS_{name.upper()}": hints[name].__metadata__[1] for name in cls.__struct_fields__}
+        return {f"FINDINGS_{name.upper()}": hint.__metadata__[1] for name, hint in hints.items()}
 
     @classmethod
     def read(cls, **given: Any) -> Settings:
@@ -289,14 +290,13 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         :raises ConfigurationError: for a setting that is unknown or makes no sense.
         """
-        hints = typing.get_type_hints(cls, include_extras=True)
-        known = cls.__struct_fields__
+        known = typing.get_type_hints(cls, include_extras=True)
         chosen: dict[str, Any] = {name: told for name in known if (told := os.environ.get(f"FINDINGS_{name.upper()}"))}
         chosen |= {name: value for name, value in given.items() if value is not None}
         for name, value in chosen.items():
             if name not in known:
                 raise ConfigurationError(f"unknown setting {name!r}; known: {', '.join(known)}")
-            parse, _ = hints[name].__metadata__
+            parse, _ = known[name].__metadata__
             try:
                 chosen[name] = parse(f"{value:f}" if isinstance(value, float) else str(value))
             except ValueError as error:
@@ -1740,16 +1740,15 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
                 require_version(settings.db, version)
             connection.execute("PRAGMA journal_mode = WAL")
         theirs = settings.cache // READERS_SHARE
-        for setting in (
-            f"synchronous = {settings.synchronous}",
-            "fullfsync = ON",
-            "checkpoint_fullfsync = ON",
-            "secure_delete = ON",
-            "wal_autocheckpoint = 0",
-            f"journal_size_limit = {LARGE_WAL}",
-            f"cache_size = -{(theirs if read_only else settings.cache - theirs) // 1024}",
-        ):
-            connection.execute(f"PRAGMA {setting}")
+        connection.executescript(
+            f"""PRAGMA synchronous = {settings.synchronous};
+                PRAGMA fullfsync = ON;
+                PRAGMA checkpoint_fullfsync = ON;
+                PRAGMA secure_delete = ON;
+                PRAGMA wal_autocheckpoint = 0;
+                PRAGMA journal_size_limit = {LARGE_WAL};
+                PRAGMA cache_size = -{(theirs if read_only else settings.cache - theirs) // 1024}"""
+        )
         if not read_only:
             prepare_schema(connection, settings.db)
         connection.execute("PRAGMA foreign_keys = ON")
@@ -3865,8 +3864,8 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
     if wanted.without is not None:
         column = "tags" if wanted.without == "tag" else wanted.without
         asked["without"] = (f"tasks.{column} IS NULL", ())
-    if wanted.missing_from is not None:
-        asked["missing_from"] = missing_from(connection, client_id, wanted.missing_from)
+    if run is not None:
+        asked["missing_from"] = missing_from(connection, client_id, run)
     if wanted.search is not None:
         asked["search"] = wanted.search.condition(client_id)
     found = plan_rows(connection, client_id, "tasks", wanted, asked, order)
@@ -5338,11 +5337,11 @@ def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] |
     return parts
 
 
-def absent_answer(method: str, steps: Sequence[str]) -> str:
-    """Say which part would answer a request, and is not there; nothing where none would."""
+def absent_answer(request: str) -> str:
+    """Say which part would answer a request such as "GET /", and is not there; nothing where none would."""
+    steps = request.split("/")
     for file, asked in API_PARTS.items():
-        patterns = [each.removeprefix(f"{method} ").split("/") for each in asked if each.startswith(f"{method} ")]
-        if any(path_parts(pattern, steps) is not None for pattern in patterns) and (absent := load_part(file)):
+        if any(path_parts(each.split("/"), steps) is not None for each in asked) and (absent := load_part(file)):
             return f"{absent}, which answers this, is not there."
     return ""
 
@@ -5550,14 +5549,14 @@ class Call:
         if self.own_path in REGISTRY.page_files:
             self.route = self.own_path
             return REGISTRY.page_files[self.own_path](self)
-        steps, method = self.own_path.split("/"), self.method.replace("HEAD", "GET")
-        if not (found := self.service.router.find(steps)):
+        method = self.method.replace("HEAD", "GET")
+        if not (found := self.service.router.find(self.own_path.split("/"))):
             is_listed = ("GET", "/api/v1/openapi.json") in REGISTRY.operations
             hint = "; GET /api/v1/openapi.json lists what there is" if is_listed else ""
-            raise Missing(absent_answer(method, steps) or f"There is nothing at this path{hint}.")
+            raise Missing(absent_answer(f"{method} {self.own_path}") or f"There is nothing at this path{hint}.")
         self.route, methods, self.parts = found
         if method not in methods:
-            raise WrongMethod(listed_methods(methods.values()), absent_answer(method, steps))
+            raise WrongMethod(listed_methods(methods.values()), absent_answer(f"{method} {self.own_path}"))
         self.run_id = self.parts.get("run_id")
         self.operation = methods[method]
         if (level := self.operation.level) is not None:
@@ -6240,21 +6239,6 @@ def accompanied(service: Service) -> Iterator[None]:
         yield
 
 
-def create_blueprint(
-    settings: Settings | None = None, name: str = "findings", *, page: bool = False
-) -> FindingsBlueprint:
-    """Return the service as a blueprint, to be registered in any Flask application under any prefix.
-
-    It leaves the application's error pages, JSON provider and configuration alone. Without `settings`, those
-    of the environment hold.
-
-    :param page: whether the page for people is there too, at the prefix itself.
-    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
-    :raises DatabaseUnusable: when the database file cannot be opened.
-    """
-    return blueprint_of(start_service(settings or Settings.read()), name, page=page)
-
-
 def received(most: int) -> Body:
     """Return the body of Flask's request, a byte over its limit at most."""
     try:  # what is not in the stream any more, something of the application may have read and kept before
@@ -6278,8 +6262,19 @@ API = "/api/v1"
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
-def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprint:
-    """Return a service's routes as a blueprint: one rule for all of the API, and those of what stands beside it."""
+def create_blueprint(
+    settings: Settings | None = None, name: str = "findings", *, page: bool = False
+) -> FindingsBlueprint:
+    """Return the service as a blueprint, to be registered in any Flask application under any prefix.
+
+    It leaves the application's error pages, JSON provider and configuration alone. Without `settings`, those
+    of the environment hold.
+
+    :param page: whether the page for people is there too, at the prefix itself.
+    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
+    :raises DatabaseUnusable: when the database file cannot be opened.
+    """
+    service = start_service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, __name__)
     blueprint.service = service
 
@@ -6317,7 +6312,8 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     """
     if settings is not None and given:
         raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
-    service = start_service(settings or Settings.read(**given))
+    blueprint = create_blueprint(settings or Settings.read(**given), page=True)
+    service = blueprint.service
 
     def refuse_unrouted(error: Exception) -> flask.Response:
         environ = flask.request.environ
@@ -6327,7 +6323,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 
     app = flask.Flask(__name__, static_folder=None)
     app.url_map.merge_slashes = False
-    app.register_blueprint(blueprint_of(service, "findings", page=True))
+    app.register_blueprint(blueprint)
     app.register_error_handler(Exception, refuse_unrouted)
     app.extensions["findings"] = service
     return app
@@ -6491,8 +6487,13 @@ class ServeCommand(click.Command):
         with formatter.section("Settings of the environment (times are seconds, or a number with s, m, h or d)"):
             options = {each.envvar for each in self.params}
             defaults = zip(Settings.descriptions().items(), msgspec.structs.astuple(Settings()), strict=True)
-            rows = [(name, f"{meaning}  [default: {value or 'none'}]") for (name, meaning), value in defaults]
-            formatter.write_dl([row for row in rows if row[0] not in options])
+            formatter.write_dl(
+                [
+                    (name, f"{meaning}  [default: {value or 'none'}]")
+                    for (name, meaning), value in defaults
+                    if name not in options
+                ]
+            )
 
 
 def duration_of(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -6702,10 +6703,8 @@ def create_key(name: str, client: str, level: str, expires: float | None, for_us
         if is_new:
             click.echo(f"Client {client!r} is new.", err=True)
         users, until = ", for users" if for_users else "", f" until {expires_at}" if expires_at else ""
-        click.echo(
-            f"Key {name!r} for client {client!r}, level {level}{users}{until}, in {database.location}.", err=True
-        )
-        click.echo("It is shown this once:", err=True)
+        told = f"Key {name!r} for client {client!r}, level {level}{users}{until}, in {database.location}."
+        click.echo(f"{told}\nIt is shown this once:", err=True)
         click.echo(key)  # a key that cannot be shown is not made
 
 
@@ -6715,8 +6714,7 @@ def list_keys(db: str) -> None:
     """List all keys, without their secrets."""
     with opened(db) as database, database.reading() as connection:
         rows = select_keys(connection)
-    titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "FOR USERS", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
-    write_table(titles, rows)
+    write_table(("KEY_ID", "CLIENT", "NAME", "LEVEL", "FOR USERS", "CREATED", "EXPIRES", "LAST USED", "REVOKED"), rows)
 
 
 @keys.command("revoke")
