@@ -1081,17 +1081,16 @@ class TaskQuery(TaskOrder):
     @property
     def may_take_long(self) -> bool:
         """Whether many tasks may have to be looked at to list a few, because no index or counter tells which."""
-        counted = (self.status, self.severity, self.main_line)
-        placed = (self.project_type, self.target_url)
-        looked_at = (
-            *(self.q, self.missing_from, self.created_since, self.created_before, self.assignee, self.assigned),
-            *(self.location, self.without, self.new_in),
-        )
         reporters, marks = len(self.run_id or ()) + len(self.branch or ()), len(self.rule or ()) + len(self.tag or ())
-        others = (*looked_at, *(placed if reporters or marks else ()), *(counted if reporters else ()))
+        looked_at: list[Any] = [self.q, self.missing_from, self.created_since, self.created_before]
+        looked_at += [self.assignee, self.assigned, self.location, self.without, self.new_in]
+        if reporters or marks:
+            looked_at += [self.project_type, self.target_url]
+        if reporters:
+            looked_at += [self.status, self.severity, self.main_line]
         is_far_down = (self.page or 1) * self.limit > FEW_SKIPPED
         many = reporters + marks > 1 or len(self.project_type or ()) > FEW_RANGES
-        return many or is_far_down or any(each is not None for each in others)
+        return many or is_far_down or any(each is not None for each in looked_at)
 
 
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
@@ -1105,35 +1104,27 @@ SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
 DECIDES_NOTHING = "must have a status, a comment, a reason or an assignee"
 FINISHED_ALONE = "goes with the statuses resolved and dismissed only"
-# What a decision must not be, whether it is about one task or several.
-DECISION_RULES: dict[str, Any] = {
-    "not": {
-        "type": "object",
-        "properties": {name: {"const": None} for name in ("status", "comment", "reason", "assignee")},
-    },
-    "dependentSchemas": {
-        "reason": {
-            "not": {
-                "properties": {"status": {"enum": list(UNFINISHED)}, "reason": {"type": "string"}},
-                "required": ["status"],
-            }
-        }
-    },
+# What a model must not be, which it cannot express itself. A decision may be about one task or several.
+WITHOUT_CONTENT = {"type": "object", "properties": {name: {"const": None} for name in ("label", "url", "content")}}
+RESOLVED_BY_FAILURE = {
+    "type": "object",
+    "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
+    "required": ["status", "resolveMissing"],
 }
-# Rules between fields, which a model cannot express. Generators of clients make nothing of `not`, and so make one class
-# of each of these models where `anyOf` would make them three; one for Go has no word for a type null in it.
+WITHOUT_DECISION = {
+    "type": "object",
+    "properties": {name: {"const": None} for name in ("status", "comment", "reason", "assignee")},
+}
+UNFINISHED_FOR_A_REASON = {
+    "properties": {"status": {"enum": list(UNFINISHED)}, "reason": {"type": "string"}},
+    "required": ["status"],
+}
+# Generators of clients make nothing of `not`, and so make one class of each of these models where `anyOf` would make
+# them three; one for Go has no word for a type null in it.
 RULES: dict[str, dict[str, Any]] = {
-    "Evidence": {
-        "not": {"type": "object", "properties": {name: {"const": None} for name in ("label", "url", "content")}}
-    },
-    "RunUpdate": {
-        "not": {
-            "type": "object",
-            "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
-            "required": ["status", "resolveMissing"],
-        }
-    },
-    "TaskUpdate": DECISION_RULES,
+    "Evidence": {"not": WITHOUT_CONTENT},
+    "RunUpdate": {"not": RESOLVED_BY_FAILURE},
+    "TaskUpdate": {"not": WITHOUT_DECISION, "dependentSchemas": {"reason": {"not": UNFINISHED_FOR_A_REASON}}},
 }
 
 
@@ -1625,15 +1616,12 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file")
 
 
-MIGRATIONS = "findings_features/migrations.py"
-
-
 def require_version(name: str, version: int) -> None:
     """Refuse a schema that is not this program's, unless a step leads on from it. :raises DatabaseUnusable: then."""
     told = f"{name} has schema version {version}"
     if version > SCHEMA_VERSION:
         raise DatabaseUnusable(f"{told}, newer than this program's {SCHEMA_VERSION}; update findings-service")
-    if version < SCHEMA_VERSION and (absent := load_part(MIGRATIONS)):
+    if version < SCHEMA_VERSION and (absent := load_part("findings_features/migrations.py")):
         raise DatabaseUnusable(f"{told}, and {absent}, which would bring it to {SCHEMA_VERSION}, is not there")
     if version < SCHEMA_VERSION and version + 1 not in REGISTRY.migrations:
         raise DatabaseUnusable(
@@ -2623,10 +2611,10 @@ cached_validators = lru_cache(maxsize=16)(make_validators)
 
 # Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
 RULE_MESSAGES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
-    (RULES["Evidence"]["not"], SHOWS_NOTHING, ()),
-    (RULES["RunUpdate"]["not"], COMPLETED_ALONE, ("resolveMissing",)),
-    (DECISION_RULES["not"], DECIDES_NOTHING, ()),
-    (DECISION_RULES["dependentSchemas"]["reason"]["not"], FINISHED_ALONE, ("reason",)),
+    (WITHOUT_CONTENT, SHOWS_NOTHING, ()),
+    (RESOLVED_BY_FAILURE, COMPLETED_ALONE, ("resolveMissing",)),
+    (WITHOUT_DECISION, DECIDES_NOTHING, ()),
+    (UNFINISHED_FOR_A_REASON, FINISHED_ALONE, ("reason",)),
 )
 
 
@@ -3086,17 +3074,6 @@ class ListPlan(Struct, frozen=True, kw_only=True):
     tally: IndexRange | None = None
     order: str = "-createdAt"
 
-    def where(self, *conditions: Condition) -> ListPlan:
-        """Return the rows of which more is true.
-
-        It is one condition that must be TRUE: for parts of it, the database would take another index.
-        """
-        if not conditions:
-            return self
-        text = f"({' AND '.join(condition for condition, _ in conditions)}) IS TRUE"
-        values = [value for _, values in conditions for value in values]
-        return self.narrowed(lambda each: each.where(text, *values))
-
     def narrowed(self, narrow: Callable[[IndexRange], IndexRange]) -> ListPlan:
         """Return fewer rows, of which no counter tells."""
         ranges, tally = tuple(map(narrow, self.ranges)), self.tally and narrow(self.tally)
@@ -3122,7 +3099,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
     ) -> Iterator[tuple[Any, ...]]:
         """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
         limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
-        found: Iterable[tuple[str, tuple[Any, ...]]]
+        found: Iterable[Condition]
         if self.order != "severity" and 0 < len(self.ranges) <= MOST_RANGES:
             merged, values = self._merged(connection, self.ranges, limit, offset)
             found = [(connection.one_of(merged), values)]
@@ -3190,8 +3167,12 @@ def plan_rows(
     everything = ListPlan(client_id=client_id, table=table, ranges=(whole,))
     plans = REGISTRY.plans(connection, client_id, table, wanted, order) if REGISTRY.plans else ()
     best = min(plans, key=operator.attrgetter("size"), default=everything)
-    found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
-    return msgspec.structs.replace(found, order=order)
+    if unsettled := [condition for field, condition in asked.items() if field not in best.settled]:
+        # It is one condition that must be TRUE: for parts of it, the database would take another index.
+        text = f"({' AND '.join(condition for condition, _ in unsettled)}) IS TRUE"
+        values = [value for _, values in unsettled for value in values]
+        best = best.narrowed(lambda each: each.where(text, *values))
+    return msgspec.structs.replace(best, order=order)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -4805,29 +4786,22 @@ def parse_refused(text: bytes, single: bool, settings: Settings, refusal: msgspe
     parsed = Parsed()
     try:
         with TimeLimit(settings.schema_timeout):
-            if single:
-                parsed.add_refused(text, refusal, "", levels=1)
-            else:
-                add_batch(parsed, text, settings, refusal)
+            items = [Raw(text)] if single else batch_items(parsed, text, refusal)
+            require_size(items, settings)
+            for index, item in enumerate(map(bytes, items)):
+                tick()
+                place = ("", 1) if single else (f"/tasks/{index}", 3)
+                try:
+                    task = read_model(TaskReport, item)
+                except msgspec.ValidationError as error:
+                    parsed.add_refused(item, error, *place)
+                else:
+                    parsed.add(task, *place)
             parsed.problems += nul_problems(text)
     except OutOfTime:
         parsed.complete = False
         parsed.problems.append(OUT_OF_TIME)
     return parsed
-
-
-def add_batch(parsed: Parsed, text: bytes, settings: Settings, refusal: msgspec.ValidationError) -> None:
-    """Parse the tasks of a batch that its model refused one by one. :raises OutOfTime: past the deadline."""
-    items = batch_items(parsed, text, refusal)
-    require_size(items, settings)
-    for index, item in enumerate(map(bytes, items)):
-        tick()
-        try:
-            task = read_model(TaskReport, item)
-        except msgspec.ValidationError as error:
-            parsed.add_refused(item, error, f"/tasks/{index}", levels=3)
-        else:
-            parsed.add(task, f"/tasks/{index}", levels=3)
 
 
 def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -> list[Raw]:
@@ -6377,15 +6351,6 @@ def free_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def address_of(host: str) -> str:
-    """Return the IP address that a host is called by: granian takes no names. :raises OSError: when there is none."""
-    try:
-        found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
-    except UnicodeError:  # an empty label, or one that is too long
-        raise OSError(errno.EINVAL, "it is no name of a host") from None
-    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
-
-
 def reachable(host: str) -> str:
     """Return the address by which this machine reaches a host that it listens on."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
@@ -6425,11 +6390,14 @@ class Shown:
 
 # The part of each command.
 COMMAND_PARTS = {
-    **dict.fromkeys(("scan", "export", "gate"), "findings_adapters/ci.py"),
+    "scan": "findings_adapters/ci.py",
+    "export": "findings_adapters/ci.py",
+    "gate": "findings_adapters/ci.py",
     "mcp": "findings_adapters/mcp/__init__.py",
     "copy": "findings_adapters/postgres/__init__.py",
     "check": "findings_features/audit.py",
-    **dict.fromkeys(("backup", "compact"), "findings_features/backup.py"),
+    "backup": "findings_features/backup.py",
+    "compact": "findings_features/backup.py",
     "restore": "findings_features/restore.py",
     "prune": "findings_features/deletion.py",
 }
@@ -6505,11 +6473,13 @@ def duration_of(_: click.Context, __: click.Parameter, text: str | None) -> floa
 
 
 def listening_address(_: click.Context, __: click.Parameter, host: str) -> str:
-    """Return the IP address of a host on the command line."""
+    """Return the IP address of a host on the command line: granian takes no names."""
     try:
-        return address_of(host)
-    except OSError as error:
-        raise click.BadParameter(f"{host!r} is no address of this machine: {error.strerror}") from None
+        found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # the latter for an empty label, or one that is too long
+        cause = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+        raise click.BadParameter(f"{host!r} is no address of this machine: {cause}") from None
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 environment_option = partial(click.option, show_envvar=True)
