@@ -72,6 +72,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 from uuid import UUID
+from wsgiref.types import WSGIEnvironment
 
 try:
     import click
@@ -81,7 +82,8 @@ try:
     import referencing
     import regex
     from jsonschema import ValidationError
-    from msgspec import Meta, Raw, Struct
+    from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+    from msgspec.structs import astuple, replace
     from referencing.jsonschema import specification_with
     from werkzeug.datastructures import ETags, MIMEAccept
     from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
@@ -322,7 +324,7 @@ def scalar_preview(value: Any) -> Any:
     if isinstance(value, str):
         return truncate(value)
     scalar = isinstance(value, (bool, int, float)) and len(str(value)) <= REPEATED_TEXT
-    return value if scalar else msgspec.UNSET
+    return value if scalar else UNSET
 
 
 class Problem(Struct, omit_defaults=True):
@@ -331,7 +333,7 @@ class Problem(Struct, omit_defaults=True):
     detail: str
     pointer: str | None = None
     parameter: str | None = None
-    value: Any = msgspec.UNSET
+    value: Any = UNSET
 
     def below(self, prefix: str) -> Problem:
         """Return the same problem, of something that stands at `prefix` in the body."""
@@ -496,7 +498,7 @@ class ProblemDetails(Struct, kw_only=True):
     status: int
     code: str
     detail: str
-    errors: list[Problem] | msgspec.UnsetType = msgspec.UNSET
+    errors: list[Problem] | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------------------
@@ -916,8 +918,8 @@ class Health(Model):
 
     status: Literal["ok"]
     version: str
-    sqlite: str | msgspec.UnsetType = msgspec.UNSET
-    postgresql: str | msgspec.UnsetType = msgspec.UNSET
+    sqlite: str | UnsetType = UNSET
+    postgresql: str | UnsetType = UNSET
 
 
 def described(text: str, **rules: Any) -> Meta:
@@ -1888,7 +1890,7 @@ class SQLiteDatabase(Database):
         self._away = False  # whether the file at the path was found to be another one
         self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
         absolute = Path(settings.db).absolute()  # wherever we go
-        super().__init__(msgspec.structs.replace(settings, db=str(absolute)), settings.db, absolute.parent)
+        super().__init__(replace(settings, db=str(absolute)), settings.db, absolute.parent)
 
     @property
     def location(self) -> str:
@@ -3031,7 +3033,7 @@ class IndexRange(Struct, frozen=True, gc=False):
     def where(self, condition: str, *values: Any) -> IndexRange:
         """Return the range with one more condition."""
         conditions = (*self.conditions, condition)
-        return msgspec.structs.replace(self, conditions=conditions, values=(*self.values, *values))
+        return replace(self, conditions=conditions, values=(*self.values, *values))
 
     def select(self, columns: str) -> str:
         """Return the statement that reads columns.
@@ -3077,7 +3079,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
     def narrowed(self, narrow: Callable[[IndexRange], IndexRange]) -> ListPlan:
         """Return fewer rows, of which no counter tells."""
         ranges, tally = tuple(map(narrow, self.ranges)), self.tally and narrow(self.tally)
-        return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
+        return replace(self, ranges=ranges, tally=tally, total=None)
 
     def behind(self, position: Position | None) -> ListPlan:
         """Return the rows that come behind a position, all without one."""
@@ -3092,7 +3094,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
                 ranges.append(each.where(condition, position.severity, position.severity, position.seq))
             elif each.severity < position.severity:
                 ranges.append(each)
-        return msgspec.structs.replace(self, ranges=tuple(ranges))
+        return replace(self, ranges=tuple(ranges))
 
     def page(
         self, connection: Connection, columns: str, joined: str, query: RunQuery | TaskQuery
@@ -3172,7 +3174,7 @@ def plan_rows(
         text = f"({' AND '.join(condition for condition, _ in unsettled)}) IS TRUE"
         values = [value for _, values in unsettled for value in values]
         best = best.narrowed(lambda each: each.where(text, *values))
-    return msgspec.structs.replace(best, order=order)
+    return replace(best, order=order)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -3400,7 +3402,7 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2""",
         (client_id, run.seq),
     )
-    fields = (*msgspec.structs.astuple(select_run(connection, client_id, run)), summary_of(counted))
+    fields = (*astuple(select_run(connection, client_id, run)), summary_of(counted))
     return RunWithSummary(*fields)
 
 
@@ -3829,7 +3831,7 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
     if (run := wanted.missing_from) is not None:  # what is missing is unfinished, of the run's type and target
         about = frozenset({run.project_type} if wanted.is_about(*run.type_and_target) else ())
         statuses = frozenset(UNFINISHED if wanted.statuses is None else wanted.statuses.intersection(UNFINISHED))
-        wanted = msgspec.structs.replace(wanted, types=about, target_url=run.target_url, statuses=statuses)
+        wanted = replace(wanted, types=about, target_url=run.target_url, statuses=statuses)
     asked = wanted.conditions("tasks")
     if wanted.assigned is not None:
         asked["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
@@ -3941,7 +3943,7 @@ class TaskRow(Struct, frozen=True, gc=False):
         assignee = self.assignee if update.assignee is None else update.assignee or None
         if (status, reason, assignee) == (self.status, self.reason, self.assignee):
             return self
-        return msgspec.structs.replace(self, status=status, reason=reason, assignee=assignee)
+        return replace(self, status=status, reason=reason, assignee=assignee)
 
 
 JSON_CONTENT = ("evidence", "remediation", "successCriteria", "extensions")
@@ -3979,9 +3981,7 @@ class StoredFinding(Struct, frozen=True, gc=False):
         state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
         if (state.status, report.severity, branch, report.rule, report.tags) == self.state.cell:
             return self.state
-        return msgspec.structs.replace(
-            state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags
-        )
+        return replace(state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags)
 
 
 TASK_ROW_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity,
@@ -4366,7 +4366,7 @@ def find_answer(connection: Connection, request: RequestKey, body_hash: str) -> 
     row = connection.execute(
         """SELECT body_hash, status, location, body FROM idempotent_answers
            WHERE client_id = ? AND key_id = ? AND method = ? AND path = ? AND idempotency_key = ? AND created_at > ?""",
-        (*msgspec.structs.astuple(request), timestamp(ago=ANSWER_KEPT)),
+        (*astuple(request), timestamp(ago=ANSWER_KEPT)),
     ).fetchone()
     if row is None:
         return None
@@ -4396,7 +4396,7 @@ def insert_answer(
     (seq,) = connection.execute(
         """INSERT INTO idempotent_answers (client_id, key_id, method, path, idempotency_key,
                body_hash, status, location, body, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq""",
-        (*msgspec.structs.astuple(request), *msgspec.structs.astuple(answer), now),
+        (*astuple(request), *astuple(answer), now),
     ).fetchone()
     insert_references(connection, request.client_id, seq, references)
 
@@ -4890,7 +4890,7 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
         value = read_model(model, text)
     except msgspec.ValidationError as error:
         refusal = error.with_traceback(None)  # which would keep this frame, and the text and all
-    for raw in msgspec.structs.astuple(value) if value else ():
+    for raw in astuple(value) if value else ():
         if isinstance(raw, Raw) and bytes(raw):
             with suppress(msgspec.ValidationError):
                 require_json(bytes(raw), NESTING - 1)
@@ -5088,12 +5088,12 @@ def decoded(text: str) -> str:
     return text.encode("latin-1").decode(errors="replace")
 
 
-def path_of(environ: Mapping[str, Any]) -> str:
+def path_of(environ: WSGIEnvironment) -> str:
     """Return the path of a request below the prefix that the service is mounted under."""
     return f"/{decoded(environ.get('PATH_INFO', '')).lstrip('/')}"
 
 
-def prefix_of(environ: Mapping[str, Any]) -> str:
+def prefix_of(environ: WSGIEnvironment) -> str:
     """Return the prefix that the service is mounted under, percent-encoded."""
     return quote(environ.get("SCRIPT_NAME", "").rstrip("/"), PATH_CHARACTERS, "latin-1")
 
@@ -5191,7 +5191,7 @@ USER_RULE = (
 )
 
 
-def with_user(principal: Principal, environ: Mapping[str, Any]) -> Principal:
+def with_user(principal: Principal, environ: WSGIEnvironment) -> Principal:
     """Return who makes a request with the user that it names, which it does with a key for users, and no other.
 
     :raises Unauthorized: when it names none. :raises InvalidParameter: for one that may not be, or with another key.
@@ -5204,10 +5204,10 @@ def with_user(principal: Principal, environ: Mapping[str, Any]) -> Principal:
     # What was sent twice, anybody on the way may have joined by a comma (RFC 9110, 5.3).
     if not 1 <= len(user) <= 200 or not user.isprintable() or user.isspace() or {",", "\ufffd"} & {*user}:
         raise InvalidParameter("Findings-User", USER_RULE)
-    return msgspec.structs.replace(principal, user=user)
+    return replace(principal, user=user)
 
 
-def require_own_site(environ: Mapping[str, Any]) -> None:
+def require_own_site(environ: WSGIEnvironment) -> None:
     """Check that no other site makes the browser of somebody who is signed in write, as far as that says so.
 
     See https://www.w3.org/TR/fetch-metadata/. :raises Forbidden: when one does.
@@ -5396,12 +5396,12 @@ def problem_answer(error: ServiceError) -> Answer:
         status=error.status,
         code=error.code,
         detail=error.detail,
-        errors=list(error.problems[:LISTED_PROBLEMS]) or msgspec.UNSET,
+        errors=list(error.problems[:LISTED_PROBLEMS]) or UNSET,
     )
     return whole_answer(error.status, msgspec.json.encode(details), PROBLEM_TYPE, **error.headers)
 
 
-def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> ServiceError:
+def as_service_error(error: BaseException, environ: WSGIEnvironment) -> ServiceError:
     """Return what a caller is told of any exception, Flask's among them; a bug is logged here."""
     if known := known_error(error):
         return known
@@ -5486,7 +5486,9 @@ class Call:
     Whoever serves decides where each of these runs, and has what they raise answered by `attempt`.
     """
 
-    def __init__(self, service: Service, environ: dict[str, Any], own_path: str, principal: Principal = NOBODY) -> None:
+    def __init__(
+        self, service: Service, environ: WSGIEnvironment, own_path: str, principal: Principal = NOBODY
+    ) -> None:
         """Nothing is judged yet.
 
         :param environ: of WSGI (PEP 3333). :param own_path: the path without any prefix.
@@ -6128,11 +6130,11 @@ def put_project_type(call: Call, name: str) -> Deferred:
     if body.name not in (None, name):
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
 
-    def replace(connection: Connection, *definition: Any) -> Answer:
+    def store(connection: Connection, *definition: Any) -> Answer:
         replace_project_type(connection, call.client_id, name, *definition)
         return json_answer(200, select_project_type(connection, call.client_id, name))
 
-    return define(call, name, body, replace)
+    return define(call, name, body, store)
 
 
 @operation("GET", "/healthz", None, {200: Health})
@@ -6454,7 +6456,7 @@ class ServeCommand(click.Command):
         """Write what can be set in the environment only."""
         with formatter.section("Settings of the environment (times are seconds, or a number with s, m, h or d)"):
             options = {each.envvar for each in self.params}
-            defaults = zip(Settings.descriptions().items(), msgspec.structs.astuple(Settings()), strict=True)
+            defaults = zip(Settings.descriptions().items(), astuple(Settings()), strict=True)
             formatter.write_dl(
                 [
                     (name, f"{meaning}  [default: {value or 'none'}]")
