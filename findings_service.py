@@ -1313,13 +1313,12 @@ class Connection(ABC):
     Statements are SQL that SQLite and PostgreSQL both read, with a `?` for each parameter. Each names the client of
     every row that it touches.
 
-    `counted` is what the transaction has come to. `pages` are lists as they went out: only a `read_only` connection
+    `counted` is what the transaction has come to. `pages` are lists as they went out: only a connection that reads
     keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list is over.
     `deletes` is whether the transaction takes anything away for good: then the counters that have come to nothing go
     too, because their scopes name what is gone, as those of rules and tags do in any case, and the log is truncated.
     """
 
-    read_only = False
     pages: dict[tuple[str, ...], bytes] | None = None
 
     def begin_counting(self) -> None:
@@ -1723,7 +1722,6 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
             return connect(settings, read_only=read_only)
         if read_only:
             connection.execute("PRAGMA query_only = ON")
-            connection.read_only = True
             connection.pages = {}
         else:
             if version := user_version(connection):
@@ -2612,11 +2610,11 @@ cached_validators = lru_cache(maxsize=16)(make_validators)
 
 
 # Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
-RULE_MESSAGES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
-    (WITHOUT_CONTENT, SHOWS_NOTHING, ()),
-    (RESOLVED_BY_FAILURE, COMPLETED_ALONE, ("resolveMissing",)),
-    (WITHOUT_DECISION, DECIDES_NOTHING, ()),
-    (UNFINISHED_FOR_A_REASON, FINISHED_ALONE, ("reason",)),
+RULE_MESSAGES: tuple[tuple[Any, str, str], ...] = (
+    (WITHOUT_CONTENT, SHOWS_NOTHING, ""),
+    (RESOLVED_BY_FAILURE, COMPLETED_ALONE, "/resolveMissing"),
+    (WITHOUT_DECISION, DECIDES_NOTHING, ""),
+    (UNFINISHED_FOR_A_REASON, FINISHED_ALONE, "/reason"),
 )
 
 
@@ -2638,7 +2636,7 @@ def problem_of(error: ValidationError, pointer: str) -> Problem:
         return Problem("has a number with too many digits", at)
     for theirs, words, about in RULE_MESSAGES:
         if rule == theirs:
-            return Problem(words, json_pointer(about, at))
+            return Problem(words, f"{at}{about}")
     if error.validator in ("enum", "const"):
         allowed = rule[:REPEATED_TEXT] if error.validator == "enum" else [rule]
         named = ", ".join([each if isinstance(each, str) else json.dumps(each) for each in allowed])
@@ -2868,7 +2866,7 @@ def counter_name(kind: str, project_type: str | None, target_url: str | None, br
 
 
 @lru_cache(maxsize=64)
-def counter_names(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
+def counter_names(kind: str, project_type: str, target_url: str, branch: str) -> tuple[str, ...]:
     """Name the scopes that a task or run counts in by where it is. By the names of branches, only runs are counted."""
     lines: list[str | None] = [branch] if branch == MAIN_LINE else [None, branch] if kind == "runs" else [None]
     places = list(itertools.product((None, project_type), (None, target_url)))
@@ -5884,19 +5882,17 @@ def post_runs(call: Call) -> PendingWrite:
     return PendingWrite(call, start)
 
 
-def page_of_runs(call: Call, connection: Connection) -> bytes:
-    """Return the page of runs that a request asks for, as JSON."""
-    position = page_position(call, connection, "runs")
-    runs, total = select_runs(connection, call.client_id, call.query, position)
-    return msgspec.json.encode(RunPage(*page_of(call, take(runs, call.query.limit), total)))
-
-
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, stamped=True)
 def get_runs(call: Call) -> Answer | Deferred:
     """List runs, newest first."""
 
     def read(connection: Connection) -> Answer:
-        return answer_unless_known(call, connection, lambda _: page_of_runs(call, connection))
+        def make(_: str) -> bytes:
+            position = page_position(call, connection, "runs")
+            runs, total = select_runs(connection, call.client_id, call.query, position)
+            return msgspec.json.encode(RunPage(*page_of(call, take(runs, call.query.limit), total)))
+
+        return answer_unless_known(call, connection, make)
 
     return answer_list(call, read)
 
@@ -6178,30 +6174,26 @@ def open_once(service: Service) -> None:
         service.database.close()
 
 
-def start_observer(service: Service, setting: str) -> None:
-    """Start what a setting asks for. :raises ConfigurationError: where its part, or what that needs, is not there."""
-    variable = f"FINDINGS_{setting.upper()}"
-    try:
-        absent = load_part(OBSERVER_PARTS[setting])
-    except ImportError as error:
-        needed = (error.name or "").partition(".")[0]
-        raise ConfigurationError(f"{variable} needs the package {needed}{installing(setting)}") from None
-    if absent:
-        raise ConfigurationError(f"{variable} needs {absent}, which is not there")
-    REGISTRY.observers[setting](service)
-
-
 def start_service(settings: Settings) -> Service:
-    """Open the database, and return what all routes share.
+    """Open the database, start the observers that settings ask for, and return what all routes share.
 
-    :raises ConfigurationError: for a package that is not there.
+    :raises ConfigurationError: for a part or a package that is not there.
     :raises DatabaseUnusable: when the database cannot be opened.
     """
     load_parts()
     service = Service(settings)
-    for setting in OBSERVER_PARTS:
-        if getattr(settings, setting):
-            start_observer(service, setting)
+    for setting, file in OBSERVER_PARTS.items():
+        if not getattr(settings, setting):
+            continue
+        variable = f"FINDINGS_{setting.upper()}"
+        try:
+            absent = load_part(file)
+        except ImportError as error:
+            needed = (error.name or "").partition(".")[0]
+            raise ConfigurationError(f"{variable} needs the package {needed}{installing(setting)}") from None
+        if absent:
+            raise ConfigurationError(f"{variable} needs {absent}, which is not there")
+        REGISTRY.observers[setting](service)
     open_once(service)
     return service
 
