@@ -29,6 +29,7 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `python3` is
     raise (SystemExit if __name__ == "__main__" else ImportError)("findings_service needs Python 3.11 or newer")
 
+import bisect
 import errno
 import hashlib
 import hmac
@@ -3767,19 +3768,14 @@ def select_first_seq(connection: Connection, client_id: str, at: str, above: int
 
     It is looked for by halves, because `created_at` never falls (see `submit_reports`).
     """
-    low, high = 0, above
-    while low < high:
-        middle = (low + high) // 2
+
+    def created_from(seq: int) -> str:
         row = connection.execute(
-            """SELECT seq, created_at FROM tasks WHERE client_id = ? AND seq >= ? AND seq < ?
-               ORDER BY seq LIMIT 1""",
-            (client_id, middle, high),
+            "SELECT created_at FROM tasks WHERE client_id = ? AND seq >= ? ORDER BY seq LIMIT 1", (client_id, seq)
         ).fetchone()
-        if row and row[1] < at:
-            low = row[0] + 1
-        else:
-            high = middle
-    return low
+        return row[0] if row else at
+
+    return bisect.bisect_left(range(above), at, key=created_from)
 
 
 def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
@@ -5109,6 +5105,12 @@ LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be d
 class Service:
     """What the routes of one blueprint share: the settings, the database, and who is told of what happens."""
 
+    _met_until = 0.0
+    _met_version = 0
+    _maintained_until = 0.0
+    _probed_until = 0.0
+    _trouble: Exception | None = None
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.database = database_for(settings)
@@ -5116,13 +5118,8 @@ class Service:
         self.router = Router(REGISTRY.operations.values())
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
-        self._met_until = 0.0
-        self._met_version = 0
         self._idle_until: dict[str, float] = {}
-        self._maintained_until = 0.0
         self._probing = threading.Lock()
-        self._probed_until = 0.0
-        self._trouble: Exception | None = None
 
     def check_health(self) -> None:
         """Check that the database can be read and written, once a second at most: in between, the last answer counts.
@@ -5484,6 +5481,24 @@ class Call:
     Whoever serves decides where each of these runs, and has what they raise answered by `attempt`.
     """
 
+    # By `open`
+    operation: Operation
+    route = "-"  # as the log and figures name it
+    run_id: str | None = None
+    parts: Mapping[str, str] = types.MappingProxyType({})  # of the path, by their names
+    form: Any = None  # of the body
+    _length = 0  # of the body, where it is said
+    limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
+    # By `read`
+    query: Any = None
+    export: Export | None = None
+    expected: ETags | None = None
+    request_key: RequestKey | None = None
+    body_hash = ""
+    _body: Any = None
+    _problems: Sequence[Problem] = ()
+    _complete = True
+
     def __init__(
         self, service: Service, environ: WSGIEnvironment, own_path: str, principal: Principal = NOBODY
     ) -> None:
@@ -5494,24 +5509,7 @@ class Call:
         """
         self.service, self.database = service, service.database
         self.environ, self.method, self.own_path = environ, str(environ["REQUEST_METHOD"]), own_path
-        # By `open`
-        self.route = "-"  # as the log and figures name it
-        self.run_id: str | None = None
         self.principal = principal
-        self.operation: Operation
-        self.parts: Mapping[str, str] = {}  # of the path, by their names
-        self.form: Any = None  # of the body
-        self._length = 0  # of the body, where it is said
-        self.limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
-        # By `read`
-        self.query: Any = None
-        self.export: Export | None = None
-        self.expected: ETags | None = None
-        self.request_key: RequestKey | None = None
-        self.body_hash = ""
-        self._body: Any = None
-        self._problems: Sequence[Problem] = ()
-        self._complete = True
 
     def open(self) -> Answer | None:
         """Judge all that is known without the body: path, method, key, level, and how large and of which type that is.

@@ -50,7 +50,7 @@ class ServerTarget(ServerPlace, copying.Target):
     @property
     def within(self) -> heart.Connection:
         """The connection, as the service has one."""
-        return Unfinished(self.database, self.connection, read_only=False)
+        return Unfinished(self.database, self.connection)
 
     def begin(self, version: int | None, tables: Sequence[Table]) -> None:
         """Begin the transaction, with the schema there and empty."""

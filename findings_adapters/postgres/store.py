@@ -285,10 +285,9 @@ NO_TEXT = "\1"  # stands for U+0000, which no text of PostgreSQL's has: only ids
 class PostgresConnection(heart.Connection):
     """A connection to PostgreSQL for as long as somebody reads, or for a transaction."""
 
-    def __init__(self, database: PostgresDatabase, link: Link, *, read_only: bool) -> None:
+    def __init__(self, database: PostgresDatabase, link: Link) -> None:
         self.database = database
         self.link = link
-        self.read_only = read_only
         self.begin_counting()
         self._next_seqs: dict[str, int] = {}
         self._streams = itertools.count()
@@ -514,7 +513,7 @@ class PostgresDatabase(heart.Database):
         """Give a connection: within a transaction, where `begin` says of which kind."""
         pool = self._opened()
         link = self._take(pool)
-        connection = PostgresConnection(self, link, read_only=read_only)
+        connection = PostgresConnection(self, link)
         told, ending, warnings = None, False, link.warnings
         try:
             if begin:
@@ -687,7 +686,7 @@ class PostgresDatabase(heart.Database):
                 statements = [*dialect.steps_of(version), *statements]
             for statement in statements:
                 link.run(statement)
-            heart.fill(PostgresConnection(self, link, read_only=False), steps)
+            heart.fill(PostgresConnection(self, link), steps)
             link.run(
                 f"""INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)
                     ON CONFLICT (id) DO UPDATE SET version = excluded.version""",
