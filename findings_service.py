@@ -6161,7 +6161,7 @@ def open_once(service: Service) -> None:
     try:
         with service.database.transaction() as connection:
             insert_client(connection, "default")  # a file that may not be written is told of now
-        if not load_part(MIGRATIONS) and REGISTRY.refresh:
+        if not load_part("findings_features/migrations.py") and REGISTRY.refresh:
             REGISTRY.refresh(service.database)
         for _ in idle_slices(service.database, service.settings.run_timeout):
             pass
