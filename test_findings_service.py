@@ -2841,6 +2841,7 @@ def test_over_five_thousand_values_of_filters_are_rejected(client: Client, query
     assert "1,000 values" in detail
 
 
+@pytest.mark.parts
 def test_of_an_accept_header_two_thousand_characters_are_read(client: Client, run: str) -> None:
     for padding, content_type in ((10, "text/csv"), (100_000, "application/json")):
         response = client.get(f"{API}/tasks", headers={"Accept": "a/b," * padding + "text/csv"})
