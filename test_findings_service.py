@@ -3712,6 +3712,12 @@ def test_an_answer_is_kept_for_a_day_and_then_dropped_in_passing(app: flask.Flas
     age_answers(app, 24 * 3600 + 1)
     post(client, "runs", {"projectType": "web"}, "third")
     assert kept_answers(app) == 1
+    for number in range(10):
+        post(client, "runs", {"projectType": "web"}, f"more {number}")
+    age_answers(app, 24 * 3600 + 1)
+    for _ in range(2):  # one request drops a few of them
+        post(client, "runs", {"projectType": "web"}, "more 9")
+    assert kept_answers(app) == 7
 
 
 def test_an_answer_of_a_clock_that_was_ahead_is_kept_for_a_day_from_now(

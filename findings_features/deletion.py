@@ -25,10 +25,10 @@ class ProjectTypeInUse(heart.ServiceError, status=409, code="project_type_in_use
 
 # A run that finished before a time. The newest completed run of the main line of each project type and target is never
 # old: it is the baseline of the next gate.
-OLD = """{run}.finished_at < ? AND ({run}.status <> 'completed' OR {run}.branch <> '' OR EXISTS (
-    SELECT 1 FROM runs AS newer WHERE newer.client_id = {run}.client_id AND newer.project_type = {run}.project_type
-        AND newer.target_url = {run}.target_url AND newer.branch = '' AND newer.status = 'completed'
-        AND newer.seq > {run}.seq))"""
+OLD = """{run}.finished_at < ? AND {run}.seq NOT IN (
+    SELECT MAX(seq) FROM runs AS newest
+    WHERE newest.client_id = ? AND newest.branch = '' AND newest.status = 'completed'
+    GROUP BY newest.project_type, newest.target_url)"""
 OLD_RUN = OLD.format(run="runs")
 # The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
 ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
@@ -44,7 +44,7 @@ def count_runs(connection: heart.Connection, client_id: str, condition: str, *va
 
 def count_old_runs(connection: heart.Connection, client_id: str, before: str) -> tuple[int, bool]:
     """Return how many of a client's runs finished before a time, and whether those are more than half of all."""
-    old = count_runs(connection, client_id, OLD_RUN, before)
+    old = count_runs(connection, client_id, OLD_RUN, before, client_id)
     return old, 2 * old > count_runs(connection, client_id, "finished_at IS NOT NULL")
 
 
@@ -53,7 +53,8 @@ def count_orphans(connection: heart.Connection, client_id: str, before: str) -> 
     statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
         JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
         WHERE old.client_id = ? AND {OLD.format(run="old")} AND {ONLY_SIGHTING.format(f"({OLD_RUN}) IS NOT TRUE")}"""
-    return int(connection.execute(statement, (client_id, before, client_id, before)).fetchone()[0])
+    old = (before, client_id)
+    return int(connection.execute(statement, (client_id, *old, client_id, *old)).fetchone()[0])
 
 
 def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[heart.TaskRow]) -> None:
@@ -144,6 +145,9 @@ def prune_slice(
     return len(gone), whole
 
 
+FOUND_AT_ONCE = 10_000  # old runs; to find them takes a look at all runs of the client
+
+
 def prune_slices(
     database: heart.Database,
     before: str,
@@ -161,15 +165,15 @@ def prune_slices(
         clients = heart.select_clients(connection)
     for client_id in clients:
         if refuse:
-            with database.transaction(client_id, patience) as connection:  # no plain read waits for that
+            with database.apart("maintenance") as connection:
                 _, too_many = count_old_runs(connection, client_id, before)
             if too_many:
                 refuse(client_id)
                 continue
         while True:
-            with database.reading() as connection:
+            with database.apart("maintenance") as connection:
                 few = f"{OLD_RUN} ORDER BY finished_at LIMIT ?"
-                old = heart.find_runs(connection, client_id, few, before, heart.RUNS_AT_ONCE)
+                old = heart.find_runs(connection, client_id, few, before, client_id, FOUND_AT_ONCE)
             if not old:
                 break
             for run in old:
@@ -327,7 +331,7 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
                 old, too_many = count_old_runs(connection, client_id, before)
                 orphans += count_orphans(connection, client_id, before) if dry_run else 0
                 expected += old
-                if too_many and sys.stdin.isatty() and not (dry_run or yes):
+                if too_many and sys.stdin and sys.stdin.isatty() and not (dry_run or yes):
                     click.confirm(f"Remove {old} runs of client {client_id!r}, more than half?", abort=True, err=True)
         runs = tasks = 0
         database.run_maintenance()  # so that this process folds the WAL, unless a service does

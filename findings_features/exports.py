@@ -94,7 +94,7 @@ def select_listed(
     return [ListedTask(task, comments.get(task.id), task.id in known if baseline else None) for task in tasks]
 
 
-MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent; a client's first may be one more
+MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent; others' first ones may come beside
 DOCUMENTS: list[str] = []  # the client of each of them
 DOCUMENT_SIZE = 2 * 1024 * 1024 * heart.KIB  # bytes
 
@@ -105,7 +105,7 @@ class Document:
     _is_open = False
 
     def __init__(self, folder: Path | None, client_id: str) -> None:
-        """Begin one. :raises Busy: if there are as many as there may be, and this client has one of them."""
+        """Begin one. :raises Busy: if there are as many as there may be, and this client, or each of four, has one."""
         self._folder, self._client_id = folder, client_id
         self.open()
 

@@ -27,6 +27,7 @@ from tests.support import (
     API,
     LISTENING,
     SECRET,
+    TESTER,
     Client,
     Server,
     assert_problem,
@@ -209,6 +210,20 @@ def test_the_clock_removes_no_more_than_half_of_a_clients_runs(
     finished(client, None)
     maintained(keeping)
     assert totals(client)[0] == 2
+
+
+@pytest.mark.sqlite
+def test_looking_for_old_runs_takes_linear_time(client: Client) -> None:
+    steps = []
+    with database_of(client.application).transaction() as connection:
+        for target, names in (("a", range(200)), ("b", range(200, 1000))):
+            for number in names:
+                findings_service.insert_project_type(connection, "default", f"t{number}", "", "", None)
+                run = findings_service.insert_run(connection, TESTER, f"t{number}", target, "{}")
+                findings_service.close_run(connection, TESTER, run, "completed", None)
+            far = findings_service.timestamp(ago=-60)
+            steps.append(work_of(connection, lambda: deletion.count_old_runs(connection, "default", far)))  # noqa: B023
+    assert steps[1] < 7 * steps[0]
 
 
 def test_the_refusal_to_remove_half_is_logged_once_a_day(

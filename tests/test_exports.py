@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -22,7 +22,7 @@ from flask.testing import FlaskClient
 
 import findings_service
 from findings_features import exports
-from findings_service import Settings
+from findings_service import Busy, Settings
 from tests.engines import engine_error
 from tests.support import (
     API,
@@ -294,6 +294,15 @@ def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_som
     await_(lambda: list_of(lister).status_code == 200)
     await_(lambda: sum(100_000 < sent < size for sent in listed_bytes(lister, 1)) == exports.MOST_DOCUMENTS)
     assert "Traceback" not in lister.heard()
+
+
+def test_each_of_four_clients_gets_a_place_for_an_export() -> None:
+    with ExitStack() as stack:
+        for client_id in "aaaabcd":
+            stack.enter_context(closing(exports.Document(None, client_id)))
+        for client_id in "ae":
+            with pytest.raises(Busy):
+                exports.Document(None, client_id)
 
 
 def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, tmp_path: Path) -> None:
