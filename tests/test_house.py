@@ -200,7 +200,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(alone: Path, tmp_path: Path) -> Iterator[Server]:
     """A service of the module alone, which ends well."""
     line = [sys.executable, str(alone), "serve", "--db", str(tmp_path / "alone.db"), "--port", "0"]
-    server = start_process(line, tmp_path / "alone.db", FINDINGS_BODY_TIMEOUT=f"{slowness()}")
+    server = start_process(line, tmp_path / "alone.db", FINDINGS_BODY_TIMEOUT=f"{min(slowness(), 5)}")
     yield server
     assert server.stop() == 0
 
