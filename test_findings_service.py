@@ -103,6 +103,7 @@ from tests.support import (
     client_of,
     client_with,
     command,
+    connection_to,
     content_of,
     contents_of,
     database_of,
@@ -3559,7 +3560,7 @@ def submit_until_killed(server: Server, run: str, batches: Iterator[tuple[str, i
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
     with (
         suppress(OSError, http.client.HTTPException),
-        closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)) as connection,
+        connection_to(server.port) as connection,
     ):
         for name, size in batches:
             kept[name] = False
@@ -4117,20 +4118,19 @@ def test_what_a_database_undid_is_done_again_behind_any_wsgi_server(
 # ---------------------------------------------------------------------------
 
 
-def in_time(server: Server, path: str, body: Any, key: str) -> Answer:
-    """Send a POST, and check that it is answered in bounded time: a second, and some for the other tests."""
-    with at_most(1.5):
-        return server.request("POST", f"{API}/{path}", body, key)
-
-
 def judged(server: Server, key: str, schema: Any, extensions: Any) -> Answer:
     """Register a schema and submit extensions, in bounded time each, and return the last answer."""
+
+    def in_time(path: str, body: Any) -> Answer:
+        with at_most(1.5):  # a second, and some for the other tests
+            return server.request("POST", f"{API}/{path}", body, key)
+
     name = f"hostile-{time.monotonic_ns()}"
-    answer = in_time(server, "project-types", {"name": name, "extensionSchema": schema}, key)
+    answer = in_time("project-types", {"name": name, "extensionSchema": schema})
     if answer.status_code != 201:
         return answer
-    run = in_time(server, "runs", {"projectType": name}, key).json["id"]
-    return in_time(server, f"runs/{run}/tasks", task(extensions=extensions), key)
+    run = in_time("runs", {"projectType": name}).json["id"]
+    return in_time(f"runs/{run}/tasks", task(extensions=extensions))
 
 
 REGEX = {"pattern": "^(a|aa)+$"}

@@ -22,6 +22,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+import timeit
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -336,6 +337,11 @@ class Answer:
         return json.loads(self.data)
 
 
+def connection_to(port: int) -> closing[http.client.HTTPConnection]:
+    """Return a client's connection to a server, which `with` closes."""
+    return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
+
+
 @dataclass
 class Server:
     """A real process that serves."""
@@ -372,7 +378,7 @@ class Server:
         """Send one request, with the first key unless another is given."""
         sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"} | headers
         raw = json.dumps(body) if isinstance(body, dict) else body
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+        with connection_to(self.port) as connection:
             with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be refused early
                 connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
             response = connection.getresponse()
@@ -1178,14 +1184,8 @@ def hostile_key(besieged: Server) -> str:
 
 def slowness(clock: Callable[[], float] = time.monotonic) -> float:
     """Return how many times as long as usual a known piece of work takes at this moment, at least 1."""
-
-    def seconds() -> float:
-        began, total = clock(), 0
-        for number in range(200_000):
-            total += number
-        return clock() - began
-
-    return max(1.0, statistics.median(seconds() for _ in range(5)) / USUAL)
+    took = timeit.repeat("for number in range(500_000): pass", timer=clock, number=1)
+    return max(1.0, statistics.median(took) / USUAL)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Image:
         """Do a step of the build."""
         env = self.env | {name: value for name, value in os.environ.items() if FETCHES.match(name)}
         line = ["unshare", "--mount", *self.entered(*words)]
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=10 * PATIENCE, check=False)
+        done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
 
     def command_line(self, *words: str, beside: int = 0) -> list[str]:
@@ -130,7 +130,7 @@ class Container:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in it."""
         line = self.image.command_line(*words, beside=self.server.process.pid)
-        return subprocess.run(line, env=self.env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        return subprocess.run(line, env=self.env, capture_output=True, text=True, check=False)
 
     def is_healthy(self) -> bool:
         """Tell what the file's check says."""

@@ -27,7 +27,6 @@ from tests.engines import engine_error
 from tests.support import (
     API,
     KIB,
-    PATIENCE,
     SEVERITIES,
     Client,
     Server,
@@ -37,6 +36,7 @@ from tests.support import (
     await_,
     command,
     database_of,
+    half_open,
     memory_of,
     start_process,
     task,
@@ -267,7 +267,7 @@ def test_a_real_server_sends_a_long_list_whole_in_little_memory(lister: Server) 
 def asked_for(server: Server, room: int = 4 * KIB) -> Iterator[socket.socket]:
     """Give a connection that has asked for a list in lines, and takes as many bytes as it has room for."""
     head = (f"GET {API}/tasks HTTP/1.1", "Host: x", f"Authorization: Bearer {server.key}", "Accept: text/lines", "", "")
-    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as slow:
+    with half_open(server, 1, b"") as (slow,):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         slow.sendall("\r\n".join(head).encode())
         yield slow

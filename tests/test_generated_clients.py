@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import API, HERE, PATIENCE, Server, blocks_of, environment, from_npm, page_named, program
+from tests.support import API, HERE, Server, blocks_of, environment, from_npm, page_named, program
 
 # In a project that has installed it, it knows the extension by the compiler's options, which lie beside its own folder.
 HEY_API = {"input": "openapi.json", "output": {"path": "hey", "importFileExtension": ".js"}}
@@ -52,7 +52,7 @@ def folder(server: Server, tmp_path: Path) -> Path:
 
 def run(folder: Path, *line: str, server: Server | None = None, **env: str) -> str:
     """Run a program, with a server's address and key if one is given, and return what it prints."""
-    how = {"cwd": folder, "env": environment(**env, **(server.access if server else {})), "timeout": 10 * PATIENCE}
+    how = {"cwd": folder, "env": environment(**env, **(server.access if server else {}))}
     done = subprocess.run(line, capture_output=True, text=True, check=False, **how)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -21,7 +21,6 @@ from tests.support import (
     API,
     HERE,
     IMPORTING,
-    PATIENCE,
     Server,
     assert_problem,
     command,
@@ -254,9 +253,7 @@ for line, env in json.loads(sys.argv[1]):
 def told_alone(alone: Path, *lines: tuple[str, dict[str, str]]) -> list[tuple[int, str]]:
     """Return how commands of the module alone end, each with variables of its own, and what is told."""
     program = [sys.executable, "-c", COMMANDS_ALONE, json.dumps(lines)]
-    done = subprocess.run(
-        program, cwd=alone.parent, env=environment(), capture_output=True, check=True, timeout=PATIENCE
-    )
+    done = subprocess.run(program, cwd=alone.parent, env=environment(), capture_output=True, check=True)
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 

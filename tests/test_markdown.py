@@ -131,13 +131,7 @@ def lines_of(findings: Sequence[KnownFinding]) -> Iterator[Any]:
 SCHEMAS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.lists(TEXTS, max_size=2), max_size=3)
 
 
-@hypothesis.settings(
-    derandomize=True,
-    database=None,
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
+@hypothesis.settings(hypothesis.settings.get_profile("ci"))
 @hypothesis.given(st.lists(FINDINGS, max_size=4), SCHEMAS, st.builds(heart.ProjectType, *[TEXTS] * 5), TEXTS, TEXTS)
 def test_whatever_clients_wrote_is_in_one_code_block_and_comes_back(
     findings: list[KnownFinding], schema: Any, about: heart.ProjectType, target: str, branch: str

@@ -5,7 +5,6 @@ The command is a real process, over standard input and output with a file of its
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import signal
@@ -14,7 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ from tests.support import (
     Server,
     cases,
     command,
+    connection_to,
     environment,
     free_port,
     invoke,
@@ -170,7 +170,7 @@ class Doors:
 
     def post(self, method: str = "POST", path: str = "/mcp", body: bytes = b"{}", **headers: str) -> tuple[int, Any]:
         """Send a request to the command over HTTP as it stands, and return status and headers."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.door.port, timeout=PATIENCE)) as connection:
+        with connection_to(self.door.port) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
             told = {name.lower(): value for name, value in response.getheaders()}

@@ -525,5 +525,5 @@ def test_prometheus_takes_the_handbooks_files_and_alerts_fire_when_they_should_a
         (tmp_path / name).write_text(text, "utf-8")
     for line in ("check config prometheus.yml", "test rules alerts.yml"):
         judge = [program("promtool"), *line.split()]
-        done = subprocess.run(judge, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(judge, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

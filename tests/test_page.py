@@ -1657,7 +1657,7 @@ def scan(service: Server, folder: Path, target: str, total: int) -> None:
     bandit = ("bandit", "-q", "-r", "flask", "werkzeug", "-f", "sarif", "-o", sarif["bandit"])
     ruff = ("ruff", "check", "-q", "--isolated", "--select", "ANN,ARG,B,C90,PERF,S,SIM,TRY", "--output-format", "sarif")
     for program, *options in (bandit, (*ruff, "-o", sarif["ruff"], "flask", "werkzeug")):
-        subprocess.run([programs / program, *options], cwd=source, check=False, timeout=PATIENCE)
+        subprocess.run([programs / program, *options], cwd=source, check=False)
     documents = {name: json.loads(file.read_text("utf-8")) for name, file in sarif.items()}
     axe = HERE / "tests" / "formats" / "axe.json"
     options = ("--url", f"http://127.0.0.1:{service.port}", "--target", target, "--branch", "", "--source", str(source))

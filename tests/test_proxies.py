@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import socket
 import subprocess
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -20,12 +19,12 @@ import pytest
 from tests.support import (
     API,
     HERE,
-    PATIENCE,
     Server,
     StandIn,
     await_,
     blocks_of,
     command,
+    connection_to,
     environment,
     free_port,
     program,
@@ -56,7 +55,7 @@ class Proxied:
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Send a request through Caddy, and return the status and what is told, or the place that it leads to."""
         sent = {"Content-Type": "application/json", **headers}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+        with connection_to(self.port) as connection:
             connection.request(method, path, json.dumps(body) if body else None, sent)
             response = connection.getresponse()
             text = response.read()
@@ -90,7 +89,7 @@ def proxied(serve: Callable[..., Server], tmp_path: Path) -> Iterator[Callable[[
             own = {"HOME": str(tmp_path), "FINDINGS_PROXY_KEY": made.stdout.strip()}
             line = [caddy, "run", "--adapter", "caddyfile", "--config", str(config)]
             running = subprocess.Popen(line, env=environment(**own), stderr=subprocess.DEVNULL)
-            stack.callback(running.wait, PATIENCE)
+            stack.callback(running.wait)
             stack.callback(running.terminate)
             await_(lambda: listens(port))
             return Proxied(service, port)

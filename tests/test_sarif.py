@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import http.client
 import io
 import itertools
 import json
@@ -21,7 +20,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +36,12 @@ from findings_adapters.marks import foreign_marks
 from tests.support import (
     API,
     HERE,
-    PATIENCE,
     Client,
     Server,
     assert_problem,
     cases,
     client_of,
+    connection_to,
     from_npm,
     memory_of,
     nested,
@@ -627,7 +625,7 @@ COUNTER = itertools.count()
 QUIET = [hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow]
 
 
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=QUIET)
+@hypothesis.settings(hypothesis.settings.get_profile("ci"), max_examples=25, suppress_health_check=QUIET)
 @hypothesis.given(st.lists(TASKS, min_size=1, max_size=5))
 def test_any_task_comes_back_as_it_was(app: flask.Flask, submitted: list[dict[str, Any]]) -> None:
     named = [{**each, "externalId": f"id {number}"} for number, each in enumerate(submitted)]
@@ -1069,7 +1067,7 @@ def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path) -> N
     for name, make in HOSTILE.items():
         (tmp_path / name).write_text(json.dumps(make(), separators=(",", ":")), "utf-8")
     line = [sys.executable, "-c", MEASURED, *(str(tmp_path / name) for name in HOSTILE)]
-    done = subprocess.run(line, cwd=HERE, capture_output=True, text=True, timeout=10 * PATIENCE, check=True)
+    done = subprocess.run(line, cwd=HERE, capture_output=True, text=True, check=True)
     measured = {name: rest for name, *rest in map(json.loads, done.stdout.splitlines())}
     assert measured.keys() == HOSTILE.keys()
     most = 4 * measured[ORDINARY][1]
@@ -1087,7 +1085,7 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
     assert len(body) > 40_000_000
     run = server.start_run()
     before = memory_of(server)
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)) as connection:
+    with connection_to(server.port) as connection:
         headers = {"Authorization": f"Bearer {server.key}", "Content-Type": SARIF}
         connection.request("POST", f"{API}/runs/{run}/tasks", body, headers)
         said = connection.getresponse().read()
@@ -1134,7 +1132,7 @@ def scanned(scanner: str, folder: Path) -> bytes:
         shutil.copytree(Path(flask.__file__).parent, folder)
         (folder.parent / "rules.yml").write_text(SEMGREP_RULES)
         line = [program(scanner), *OPTIONS[scanner].split()]
-    done = subprocess.run(line, cwd=folder, capture_output=True, timeout=10 * PATIENCE, check=False)
+    done = subprocess.run(line, cwd=folder, capture_output=True, check=False)
     if scanner == "bandit" and not done.stdout.startswith(b"{"):
         pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
     assert done.stdout, done.stderr.decode()
@@ -1192,7 +1190,7 @@ def test_exports_pass_an_outside_validator_with_the_rules_of_code_scanning(clien
     def complaints(document: bytes) -> set[str]:
         path.write_bytes(document)
         line = [str(multitool), "validate", str(path), "--rule-kind", "Sarif;Gh", "--level", "Error;Warning"]
-        told = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False).stdout
+        told = subprocess.run(line, capture_output=True, text=True, check=False).stdout
         return set(re.findall(r"(?:error|warning) (\w+)", told))
 
     document = various(client)

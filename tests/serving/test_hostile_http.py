@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from tests.engines import locked
 from tests.support import (
     API,
     KIB,
-    PATIENCE,
     Server,
     another_client,
     assert_refused,
@@ -176,8 +174,8 @@ def test_a_stop_waits_for_half_open_connections_but_not_for_long(serve: Callable
 @pytest.mark.parametrize("headers", [["Content-Length: 20000"], ["Transfer-Encoding: chunked"]])
 def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Server, headers: list[str]) -> None:
     server.start_run()
-    with locked(server.db), socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-        connection.sendall("\r\n".join(["GET /healthz HTTP/1.1", "Host: x", *headers, "\r\n"]).encode())
+    head = "\r\n".join(["GET /healthz HTTP/1.1", "Host: x", *headers, "\r\n"]).encode()
+    with locked(server.db), half_open(server, 1, head):
         time.sleep(0.1)
         with at_most(1):
             assert server.request("GET", f"{API}/runs").status_code == 200
@@ -234,8 +232,7 @@ def test_what_can_be_judged_before_a_large_body_is(
     if "Transfer-Encoding" not in sent:
         sent.setdefault("Content-Length", "1000000")
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
-    with socket.create_connection(("127.0.0.1", besieged.port), timeout=PATIENCE) as connection:
-        connection.sendall("\r\n".join([*lines, "\r\n"]).encode())
+    with half_open(besieged, 1, "\r\n".join([*lines, "\r\n"]).encode()) as (connection,):
         heard = connection.recv(65536)  # although none of the body was sent
     assert status_of(heard) == status
     assert b"connection: close" in heard.lower()

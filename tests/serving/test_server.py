@@ -42,6 +42,7 @@ from tests.support import (
     await_,
     cases,
     command,
+    connection_to,
     environment,
     half_open,
     in_a,
@@ -442,7 +443,7 @@ def on_a_pipe(program: Sequence[str], db: Path, **env: str) -> Iterator[tuple[su
 def test_nobody_waits_for_who_does_not_read_the_access_log(tmp_path: Path) -> None:
     program = program_with(WAITING_LINES=100, LAST_LINES=PATIENCE)
     with on_a_pipe(program, tmp_path / "x.db", FINDINGS_LOG="text") as (process, port):
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        with connection_to(port) as connection:
             for _ in range(2500):
                 connection.request("GET", "/nowhere")
                 assert connection.getresponse().read()
@@ -471,7 +472,7 @@ def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, 
         os.close(pipe)
         if not fails:
             (tmp_path / "x.db").rename(tmp_path / "moved.db")
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        with connection_to(port) as connection:
             headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
             with suppress(http.client.RemoteDisconnected, ConnectionResetError):
                 connection.request("POST", f"{API}/project-types", '{"name": "web"}', headers)
