@@ -182,7 +182,7 @@ class Opened:
 def look_into(db: str | Path) -> Iterator[Any]:
     """Give a connection to a database that is the test's, and not the service's. What it does is stored at once."""
     if not ON_POSTGRES:
-        with closing(sqlite3.connect(db, isolation_level=None, timeout=10)) as connection:
+        with closing(sqlite3.connect(db, isolation_level=None, timeout=60)) as connection:
             yield connection
         return
     import psycopg

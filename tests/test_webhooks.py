@@ -763,7 +763,7 @@ def test_neither_another_hook_nor_a_request_waits_for_a_delivery_that_hangs(
     for _ in range(3):
         client.start("web")
     under_way = deliverer.look()
-    await_(lambda: receiver.accepted == fed(client))
+    await_(lambda: receiver.accepted == fed(client) and len(receiver.received) > 3)
     assert [each.event for each in receiver.received if each.path == "/slow"] == fed(client)[:1]
     client.add(client.start("web"))
     assert len(client.read("tasks")["tasks"]) == 1
