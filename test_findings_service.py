@@ -3791,7 +3791,7 @@ def test_the_same_request_in_two_threads_creates_once(
     read_object, both = findings_service.read_object, threading.Barrier(2)
 
     def read_together(*arguments: Any) -> Any:
-        both.wait(5)  # neither found a stored answer before, and neither has stored one yet
+        both.wait(PATIENCE)  # neither found a stored answer before, and neither has stored one yet
         return read_object(*arguments)
 
     monkeypatch.setattr(findings_service, "read_object", read_together)
