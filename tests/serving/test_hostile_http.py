@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import select
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.engines import locked
 from tests.support import (
     API,
     KIB,
+    PATIENCE,
     Server,
     another_client,
     assert_refused,
@@ -182,17 +185,18 @@ def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Serv
 
 
 @pytest.mark.parametrize("length", [1, 16_000])
-def test_a_small_body_is_not_awaited_before_the_key_is_judged(server: Server, length: int) -> None:
+def test_the_key_is_judged_before_a_small_body(serve: Callable[..., Server], length: int) -> None:
+    server = serve(FINDINGS_BODY_TIMEOUT="1h")
     request = server.head_of(f"{API}/runs", length).replace(server.key.encode(), b"fts_unknown")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:  # the body may take 30 s
-        connection.sendall(request)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(request)  # and nothing of the body
         assert status_of(connection.recv(65536)) == 401
 
 
-def test_a_client_that_sends_all_of_a_refused_body_first_reads_why(server: Server) -> None:
+def test_a_client_that_sends_a_refused_body_first_reads_the_response(server: Server) -> None:
     for key in (server.key, "fts_unknown"):
         head = server.head_of(f"{API}/runs", 32 * KIB * KIB).replace(server.key.encode(), key.encode())
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             connection.sendall(head + b"x" * (32 * KIB * KIB))
             assert status_of(connection.recv(65536)) == (413 if key == server.key else 401)
 
@@ -202,9 +206,20 @@ def test_a_client_that_takes_nothing_of_a_response_is_cut_off(serve: Callable[..
     server = serve(program=program_with(SENDING=500))
     tasks = [task(description="x" * 60_000)] * 150
     assert server.request("POST", f"{API}/runs/{server.start_run()}/tasks", {"tasks": tasks}).status_code == 201
+
+    def opened() -> set[int]:
+        inodes = set()
+        for file in Path(f"/proc/{server.process.pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                inodes.add(file.stat().st_ino)
+        return inodes
+
+    before = opened()
     with socket.create_connection(("127.0.0.1", server.port)) as stalled:
         stalled.sendall(raw_request(server, "GET", f"{API}/tasks?limit=200&view=full"))
-        time.sleep(3)  # the system looks at the limit when it probes for room, after 0.2, 0.4, 0.8 s …
+        assert stalled.recv(12) == b"HTTP/1.1 200"
+        own = opened() - before
+        await_(lambda: not own & opened())
         with pytest.raises(ConnectionResetError):
             deque(iter(partial(stalled.recv, 1 << 20), b""), maxlen=0)
 
