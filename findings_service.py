@@ -123,7 +123,7 @@ log = logging.getLogger("findings_service")
 # ---------------------------------------------------------------------------
 
 PATH_CHARACTERS = "!$&'()*+,-./:;=@_~"  # that a path may hold unescaped, besides letters and digits (RFC 3986)
-# What a query string may hold as it is; other bytes, which clients should have escaped, are.
+# Characters that a query string may contain unescaped; other bytes, which clients should have escaped, are escaped.
 PRINTABLE_IN_URL = f"{PATH_CHARACTERS}%?"
 SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -588,7 +588,7 @@ RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
 
 
 def at_most(characters: int, **rules: Any) -> Meta:
-    """Return what holds for a text of at most so many characters, none of which is U+0000."""
+    """Return the constraints of a text of at most so many characters without U+0000."""
     return Meta(max_length=characters, extra_json_schema=NO_NUL, **rules)
 
 
@@ -959,7 +959,7 @@ FEW_RANGES = 10  # project types and branches of one that is; each has up to 40 
 
 
 class RunQuery(Request):
-    """Which runs, and which page of them: counted from the start of the list, or from behind a place in it."""
+    """Filters of runs, and the page: its number, or the cursor that it follows."""
 
     page: PageNumber | None = None
     limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
@@ -1198,8 +1198,8 @@ class Registry(Struct):
     Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, steps
     to a newer schema by the version that each leads to, what watches a service by the setting that asks for it, and
     what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
-    Companions are what runs in a process that serves, as long as that. `refresh` updates what depends on this Python.
-    `log_form` formats a message for standard error.
+    Companions are what runs in a process that serves, as long as that. `refresh` folds words again after an update of
+    Unicode. `log_form` formats a message for standard error.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -3486,14 +3486,14 @@ CLOCKS_DIFFER = 60.0  # seconds at most, of those of two servers; what is later 
 
 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
-    """Return some of a client's running runs that nobody has used for so long, first those used in the future."""
+    """Return some of a client's runs that have been idle for so long, first those with a last use in the future."""
     used = "status = 'running' AND last_used_at {} ? LIMIT ?"
     future = find_runs(connection, client_id, used.format(">"), timestamp(ago=-CLOCKS_DIFFER), RUNS_AT_ONCE)
     return future or find_runs(connection, client_id, used.format("<"), timestamp(ago=idle_seconds), RUNS_AT_ONCE)
 
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
-    """Fail runs of a client that nobody has used for so long. A last use in the future becomes now."""
+    """Fail runs of a client that have been idle for so long. A last use in the future becomes now."""
     raise_stamp(connection, client_id)
     connection.execute(
         "UPDATE runs SET last_used_at = ? WHERE client_id = ? AND status = 'running' AND last_used_at > ?",
@@ -4113,7 +4113,7 @@ def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[tupl
 
 
 class Submitting(Struct, frozen=True, gc=False):
-    """Who submits, and when, in which run of which branch, and the seq and id of the client's newest task before.
+    """A submission: its sender, time, run and branch, and the seq and id of the client's newest task before it.
 
     `created_at` is that of new tasks, which may be later than `now`.
     """
@@ -5316,7 +5316,7 @@ def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] |
 
 
 def absent_answer(request: str) -> str:
-    """Say which part would answer a request such as "GET /", and is not there; nothing where none would."""
+    """Return a message if the module that provides an endpoint such as "GET /" is not installed, else ""."""
     steps = request.split("/")
     for file, asked in API_PARTS.items():
         if any(path_parts(each.split("/"), steps) is not None for each in asked) and (absent := load_part(file)):
@@ -6182,7 +6182,7 @@ def open_once(service: Service) -> None:
 
 
 def start_service(settings: Settings) -> Service:
-    """Open the database, start the observers that settings ask for, and return what all routes share.
+    """Open the database, start the observers of the settings, and return the service that all routes share.
 
     :raises ConfigurationError: for a part or a package that is not there.
     :raises DatabaseUnusable: when the database cannot be opened.

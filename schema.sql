@@ -276,7 +276,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS idempotent_answers_by_key
 CREATE UNIQUE INDEX IF NOT EXISTS idempotent_answers_by_seq ON idempotent_answers (client_id, seq);
 CREATE INDEX IF NOT EXISTS idempotent_answers_by_age ON idempotent_answers (client_id, created_at);
 
--- What a kept answer holds, or has in its path: the ids of tasks, runs and webhooks, the names of project types. A
+-- References of a kept answer, in its body or its path: the ids of tasks, runs and webhooks, the names of project types. A
 -- deletion finds by it the answers that it drops.
 CREATE TABLE IF NOT EXISTS answer_references (
     client_id   TEXT NOT NULL,

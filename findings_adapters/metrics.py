@@ -56,7 +56,7 @@ UNREADABLE = regex.compile(r"version=(?![0-9]{1,4}(\.[0-9]{1,4})*\s*([;,]|$))")
 
 
 def begin_counting(service: heart.Service) -> Any:
-    """Count what a service does from now on, and return what collects the counts: over several processes from files.
+    """Register counters of what a service does, and return their collector: over several processes from files.
 
     :raises heart.ConfigurationError: where the processes are to meet in no folder.
     """
@@ -83,7 +83,7 @@ def begin_counting(service: heart.Service) -> Any:
 
 
 def counted_figures(collector: Any) -> Iterator[Metric]:
-    """Give what was counted, without when that began, and without what an application around this counts."""
+    """Yield the counts, without their creation times and without those of an embedding application."""
     try:
         counted = [*collector.collect()]
     except struct.error:  # by the client, of the file of a worker that is about to begin
@@ -95,7 +95,7 @@ def counted_figures(collector: Any) -> Iterator[Metric]:
 
 
 def figures_of_files(database: heart.Database) -> Iterator[Metric]:
-    """Give what is read of the disk, as far as it can be."""
+    """Yield the figures that are read from the disk, if they can be read."""
     for name, read in database.figures().items():
         with suppress(OSError):
             yield gauge(name, {(): read()})

@@ -18,7 +18,7 @@ import findings_service as heart
 
 
 def word_faults(connection: heart.Connection) -> Iterator[str]:
-    """Tell the tasks that are searched by other words than they have.
+    """Yield the tasks whose stored search words differ from their texts.
 
     Other versions of Unicode fold other characters: then only words of ASCII are compared.
     """

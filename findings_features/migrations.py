@@ -108,7 +108,7 @@ def fill_references(connection: heart.Connection) -> None:
 
 
 class Labelled(Struct, gc=False):
-    """What a search needs to know of stored evidence."""
+    """The label of a stored evidence item."""
 
     label: str | None = None
 
@@ -138,7 +138,7 @@ def select_words(
 
 
 def is_folded_here(connection: heart.Connection) -> bool:
-    """Tell whether all words are folded by the version of Unicode that this Python has."""
+    """Return whether all words were folded with the Unicode version of this Python."""
     version: object = connection.execute("SELECT unicode_version FROM folding").fetchone()
     return version == (unicodedata.unidata_version,)
 

@@ -121,7 +121,7 @@ def plan_located(connection: heart.Connection, client_id: str, location: str) ->
 def plans(
     connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
 ) -> Iterator[heart.ListPlan]:
-    """Give plans that each have all rows that a filter lets through. What is looked up by a name of its own is few."""
+    """Yield plans that each contain all rows that a filter accepts. What is looked up by a name of its own is few."""
     if not isinstance(wanted, heart.TaskFilter):
         yield plan_cells(connection, client_id, table, wanted, order)
         return

@@ -396,7 +396,7 @@ class Server:
 
     @contextmanager
     def under_way(self, path: str, length: int) -> Iterator[socket.socket]:
-        """Give a connection with a POST request that the server has begun to answer, and whose body it waits for."""
+        """Open a connection with a POST request whose body the server waits for."""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
             connection.sendall(self.head_of(path, length, "Expect: 100-continue"))
             assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -1199,7 +1199,7 @@ def at_most(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iter
 
 @contextmanager
 def another_client(server: Server, bound: float) -> Iterator[None]:
-    """Let another client read all the while, and check that it is answered, each time in at most `bound` seconds."""
+    """Read as another client meanwhile, and check that each response takes at most `bound` seconds."""
     done = threading.Event()
 
     def read() -> None:

@@ -52,7 +52,7 @@ def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Se
 
 
 @pytest.mark.sqlite
-def test_what_the_service_says_of_itself_is_json_where_the_log_is(serve: Callable[..., Server]) -> None:
+def test_all_lines_of_serve_are_json_if_the_log_is(serve: Callable[..., Server]) -> None:
     server = serve("--host", "0.0.0.0", FINDINGS_LOG="json")
     server.db.rename(server.db.with_name("moved.db"))
     assert server.request("GET", f"{API}/tasks").status_code == 503

@@ -649,7 +649,7 @@ ON_TERMINALS = cases(
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("words", ON_TERMINALS)
-def test_a_terminal_obeys_nothing_that_is_stored_or_given(job: Job, words: tuple[str, ...]) -> None:
+def test_commands_escape_control_characters_on_a_terminal(job: Job, words: tuple[str, ...]) -> None:
     job.write("a.sarif", result(f"title {OBEYED}", file=f"{OBEYED}.py", ruleId=OBEYED))
     job.scan("a.sarif", code=1)
     job.run("keys", "create", "ci")

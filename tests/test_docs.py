@@ -394,7 +394,7 @@ def test_every_name_on_the_map_is_in_the_code() -> None:
         assert any((HERE / folder / name).exists() for folder in folders), name
 
 
-def test_what_root_installs_can_be_read_by_the_services_user_whatever_the_umask() -> None:
+def test_root_installs_with_umask_022() -> None:
     text = page_named("docs/operations.md")
     lines = re.findall(r"(?m)^(?:\$ )?(.*sudo \S*(?:pip install|python3 -m venv) .*)", text)
     assert len(lines) == 5

@@ -582,7 +582,7 @@ def test_the_user_of_a_caller_is_passed_on(doors: Doors, remote: Agent) -> None:
             agent.tools()
 
 
-def test_what_another_site_asks_for_is_refused_as_it_is_by_the_service(doors: Doors, remote: Agent) -> None:
+def test_cross_site_writes_through_mcp_are_forbidden(doors: Doors, remote: Agent) -> None:
     key, run = doors.key("full", "--for-users", "--expires", "1d"), remote.start_run()
     finding = remote.add(run)
     writes: dict[str, dict[str, Any]] = {

@@ -552,7 +552,7 @@ def test_slack_gets_a_text_for_each_type_of_event_without_mentions_or_links_of_t
     assert all("<!" not in text and "<@" not in text and text.count("<") <= 2 for text in texts)
 
 
-def test_slack_tells_a_run_that_failed_from_one_that_did_not_pass(
+def test_slack_messages_distinguish_failed_runs_from_failed_gates(
     client: Client, receiver: Receiver, deliver: Deliver
 ) -> None:
     register(client, receiver.url, ["run.finished"], format="slack")

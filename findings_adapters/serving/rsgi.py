@@ -107,7 +107,7 @@ class IncomingBody:
         self._length = int(scope.headers.get("content-length", -1))  # -1 where it is not said
         self._patience = patience
         self.rest_comes = self._length > 0 or "transfer-encoding" in scope.headers
-        self._waits = "expect" in scope.headers  # for a word to send it, which a refused request does not get
+        self._waits = "expect" in scope.headers  # for 100 Continue, which a refused request does not get
         self.is_small = 0 <= self._length <= SMALL_BODY
         self._chunks = aiter(protocol) if self.rest_comes else protocol
 
