@@ -619,6 +619,7 @@ SentObject = Annotated[JsonObject, OBJECT_OR_NULL]
 MaybeSchema = Annotated[Raw, OBJECT_OR_NULL]  # a JSON Schema, or null
 LongText = Annotated[str, at_most(64 * KIB)]
 BulkText = Annotated[str, at_most(256 * KIB)]
+Comment = Annotated[str, at_most(4000)]
 
 
 class Model(Struct, rename="camel"):
@@ -689,7 +690,7 @@ class TaskUpdate(Request):
     """A triage decision, at least one of these: a `reason` is of what is resolved or dismissed, "" assigns nobody."""
 
     status: TaskStatus | None = None
-    comment: Annotated[str, at_most(4000)] | None = None
+    comment: Comment | None = None
     reason: Reason | None = None
     assignee: Annotated[str, Meta(max_length=200, pattern=ASSIGNEE)] | None = None
 
