@@ -4494,15 +4494,23 @@ LONG_NUMBER = regex.compile(rb"[0-9](?:\.?[0-9]){40}|[eE][-+]?[0-9]{3}")
 AS_ZEROS = bytes.maketrans(b"123456789.+-E", b"000000000000e")
 
 
+def may_have_long_numbers(text: bytes) -> bool:
+    """Return False if a text has at most as many long numbers as a body may have; strings may look like them."""
+    zeros = text.translate(AS_ZEROS)
+    return zeros.count(b"0e000") + zeros.count(b"0" * 41) > LONG_NUMBERS
+
+
 def require_plain_numbers(text: bytes) -> None:
     """Raise `ValidationFailed` if a body has too many numbers of over 40 digits, or with an exponent of three or more.
 
-    Strings may contain the same characters, but removing them costs ten times as much as the first count.
+    Each step costs more than the one before it. To remove strings by a regular expression takes little memory whatever
+    the text is, and five times as long.
     """
-    zeros = text.translate(AS_ZEROS)
-    if zeros.count(b"0e000") + zeros.count(b"0" * 41) <= LONG_NUMBERS:
+    if not may_have_long_numbers(text):
         return
-    if sum(1 for _ in LONG_NUMBER.finditer(JSON_STRING.sub(b"", text))) > LONG_NUMBERS:
+    pieces = text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * MOST_VALUES)
+    bare = b"".join(pieces[::2]) if len(pieces) <= 4 * MOST_VALUES else JSON_STRING.sub(b"", text)
+    if may_have_long_numbers(bare) and sum(1 for _ in LONG_NUMBER.finditer(bare)) > LONG_NUMBERS:
         detail = f"has over {LONG_NUMBERS:,} numbers of over 40 digits or with an exponent of three or more digits"
         raise ValidationFailed([Problem(f"{detail}; send them as strings, or in several requests", "")])
 
