@@ -6,7 +6,9 @@ The interface is RSGI 1.6 (https://github.com/emmett-framework/granian/blob/mast
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
+import gc
 import math
 import os
 import time
@@ -192,6 +194,17 @@ POOLS = {"body": 1, "read": 1, "export": 1, "check": 2, "probe": 1, "send": 2}
 PATIENCE = {"send": 5.0}  # seconds that others may wait for those who wait for strangers
 
 
+LARGE_BODY = heart.KIB * heart.KIB  # bytes of one after which memory is given back
+RELEASED = 1.0  # seconds after which nothing of it is held any more
+malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", int)  # of glibc
+
+
+def free_memory() -> None:
+    """Return freed memory to the system, which takes some milliseconds."""
+    gc.collect()  # empties Python's lists of free objects, each of which may keep 1 MiB
+    malloc_trim(0)
+
+
 class RSGIApp:
     """Takes requests from granian and answers them on the event loop's thread, one at a time.
 
@@ -298,7 +311,11 @@ class RSGIApp:
         with self._budget.holding(call.client_id) as hold:  # until it is stored, because its tasks are as large
             arrived = await body.receive(call.limit, hold)
             threads = self._threads["check"] if len(arrived.text) > SMALL_BODY else None
-            return await self._finish(call, await self._take(call, partial(call.judge, arrived), threads))
+            answer = await self._finish(call, await self._take(call, partial(call.judge, arrived), threads))
+            if len(arrived.text) > LARGE_BODY:
+                loop = asyncio.get_running_loop()
+                loop.call_later(RELEASED, loop.run_in_executor, None, free_memory)
+            return answer
 
     async def _take(
         self, call: heart.Call, step: Callable[[], heart.Outcome | None], threads: Threads | None = None
