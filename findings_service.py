@@ -5084,12 +5084,9 @@ class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
     """A form in which findings may be submitted.
 
     `parse` returns a `Parsed`, to which `judge` adds what is wrong with its extensions by the project type's schema.
-    `with_source` returns the same document with its paths below a folder, which has the code that it is about, made
-    relative to that, and with the lines of code that it lacks.
     """
 
     judge: Callable[[str, Parsed, Settings], None] = judge_extensions
-    with_source: Callable[[bytes, Path], bytes] | None = None
 
 
 REGISTRY.submission_formats[JSON_TYPE] = SubmissionFormat(parse=parse_submission)
@@ -6326,12 +6323,12 @@ STDERR = 2
 
 
 # What a terminal obeys, but for tabs and the ends of lines, or what turns the direction of writing.
-OBEYED = regex.compile(rf"(?!\t|\n)[{CONTROLS}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+TERMINAL_CONTROLS = regex.compile(rf"(?!\t|\n)[{CONTROLS}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def for_terminal(text: str) -> str:
     """Return text with escapes for what a terminal obeys: stored text is anybody's, and may write to the clipboard."""
-    return OBEYED.sub(lambda sign: sign[0].encode("unicode-escape").decode(), text.replace("\r\n", "\n"))
+    return TERMINAL_CONTROLS.sub(lambda sign: sign[0].encode("unicode-escape").decode(), text.replace("\r\n", "\n"))
 
 
 def write_unlocked(text: str) -> bool:
@@ -6380,7 +6377,7 @@ class Shown:
     """
 
     def __init__(self, stream: typing.TextIO | None, *unheard: type[OSError]) -> None:
-        self.stream, self._unheard = stream, unheard
+        self._unheard = unheard
         self._out = stream or open(os.devnull, "w")  # noqa: PTH123, SIM115 (for as long as the command runs)
 
     def __getattr__(self, name: str) -> Any:
@@ -6422,7 +6419,7 @@ class MainGroup(click.Group):
             pass  # what is closed of standard streams, a database or a connection would become
         os.close(file)
         try:
-            out = sys.stdout and typing.cast(typing.TextIO, Shown(sys.stdout))
+            out = typing.cast(typing.TextIO, Shown(sys.stdout))
             with redirect_stderr(typing.cast(typing.TextIO, Shown(sys.stderr, OSError))), redirect_stdout(out):
                 try:
                     return super().main(*args, **options)

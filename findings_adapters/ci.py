@@ -120,15 +120,13 @@ def write(pieces: Iterable[str | bytes]) -> None:
 
     Who stops reading it there, or never did, does not change how a command ends.
     """
-    out = sys.stdout.buffer if sys.stdout else None
+    escaped = sys.stdout.isatty()
     try:
         for piece in pieces:
-            if out and isinstance(piece, bytes) and on_terminal():
+            if escaped and isinstance(piece, bytes):
                 piece = heart.for_terminal(piece.decode())
-            if out:
-                out.write(piece if isinstance(piece, bytes) else piece.encode())
-        if out:
-            out.flush()
+            sys.stdout.buffer.write(piece if isinstance(piece, bytes) else piece.encode())
+        sys.stdout.flush()
     except BrokenPipeError:
         return
     except OSError as error:
@@ -446,14 +444,9 @@ def end_of(text: str, width: int) -> str:
     return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
 
 
-def on_terminal() -> bool:
-    """Tell whether standard output is a terminal; it may be closed, too."""
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
 def wants_colour(env: Mapping[str, str]) -> bool:
-    """Tell whether standard output may be coloured (https://no-color.org)."""
-    return on_terminal() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    """Return whether standard output may be coloured (https://no-color.org)."""
+    return sys.stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
 def table(report: Report, width: int) -> Iterator[str]:
@@ -574,7 +567,7 @@ WIDTH = 160  # of a line that goes to a file or a log
 
 def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> None:
     """Write reports in a form. With those for machines, the gate's sentences go to standard error."""
-    width = shutil.get_terminal_size((WIDTH, 0)).columns if on_terminal() else WIDTH
+    width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
     for_people: dict[str, Any] = {
         "table": (partial(table, width=width), "{}:"),
         "markdown": (markdown, "### {}\n"),
@@ -709,22 +702,20 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     :raises BadInput: when one cannot be used.
     """
     heart.load_parts()
-    form = heart.REGISTRY.submission_formats.get(SARIF)
-    if form is None or form.with_source is None:
+    if SARIF not in heart.REGISTRY.submission_formats:
         raise BadInput("SARIF cannot be read: findings_adapters/sarif is not there")
     from findings_adapters import formats  # which needs what reads SARIF
 
     settings = heart.Settings.read()
     documents, absolute = [], list[str]()
     for name in names:
-        sent = read_document(name, settings.max_sarif)
         try:
-            document, paths = formats.as_sarif(name, sent, source, settings.max_sarif)
+            document, paths = formats.as_sarif(
+                name, read_document(name, settings.max_sarif), source, settings.max_sarif
+            )
             absolute += paths
-            if source is not None and document is sent:  # what another format tells has its code, or must not
-                document = form.with_source(document, Path(source))
             require_size(name, document, settings.max_sarif)
-            parsed = form.parse(document, settings)
+            parsed = formats.ANY_WEIGHT.parse(document, settings)
             if parsed.problems:
                 raise heart.ValidationFailed(parsed.problems)
         except heart.ServiceError as error:
@@ -781,9 +772,11 @@ def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, 
 
 def prepare_part(config: Config, documents: Documents, *, explain: bool) -> Prepared:
     """Return documents as they are sent, by what is configured, and tell what decided. :raises BadInput: for size."""
+    from findings_adapters import formats
+
     settings = heart.Settings.read()
     try:
-        prepared = prepare(config, heart.REGISTRY.submission_formats[SARIF], documents, settings)
+        prepared = prepare(config, formats.ANY_WEIGHT, documents, settings)
     except (ValueError, heart.MalformedJSON) as error:  # a number of thousands of digits, say, in what is not read
         raise BadInput(f"{documents[0][0]} cannot be read whole: {error}") from None
     for name, document in prepared.documents:

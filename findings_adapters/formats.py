@@ -8,8 +8,10 @@ what a tool could not look at is a finding of its own: neither must look like a 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -35,13 +37,16 @@ from findings_adapters.sarif.reading import (
     cut_bytes,
     identity_of,
     is_absolute,
+    parse,
     whole,
+    with_source,
     without_nul,
 )
 from findings_adapters.sarif.writing import LEVELS
 
 MESSAGE = 500  # characters, like the next
 TEXT = 4096  # what is looked at of a text that is cut to less
+ANY_WEIGHT = heart.SubmissionFormat(parse=partial(parse, weight=math.inf))  # the service checks the parts it is sent
 UNCHECKED = "not-checked"  # the rule of what a tool passed over
 
 
@@ -697,7 +702,7 @@ def look_up(finding: Finding, checkout: Checkout) -> None:
 
 
 def as_sarif(name: str, text: bytes, source: str | None, most: int) -> tuple[bytes, list[str]]:
-    """Return a file of a known format as a SARIF document, any other as it is, and the absolute paths of findings.
+    """Return a file as a SARIF document, and the absolute paths of findings where it was of another format.
 
     :param source: the checkout, for relative paths and code that is not in the file.
     :param most: bytes that the document may have.
@@ -706,7 +711,7 @@ def as_sarif(name: str, text: bytes, source: str | None, most: int) -> tuple[byt
     document = document_of(text)
     form = form_of(name, document)
     if form is None:
-        return text, []
+        return text if source is None else with_source(text, Path(source)), []
     checkout = Checkout(Path(source)) if source is not None else None
     results, absolute, identities = list[Raw](), list[str](), Identities()
     for finding in findings_of(form, document):

@@ -72,7 +72,7 @@ class Config(Struct):
         """
         given = dict(line_of(text) for text in severities)
         more = [(each, "--exclude") for each in patterns]
-        require_none(pattern_fault(where, each) for each, where in more)
+        require_no_faults(pattern_fault(where, each) for each, where in more)
         return Config([SeverityRules("--severity", given), *self.lines], [*self.patterns, *more])
 
 
@@ -92,7 +92,7 @@ def patterns_of(lines: Iterable[str]) -> Any:
 
 
 def pattern_fault(where: str, pattern: Any) -> str:
-    """Return what is wrong with a pattern of gitignore, "" where it can match."""
+    """Return the fault of a pattern of gitignore, "" where it can match."""
     if isinstance(pattern, str):
         try:
             made = list(patterns_of([pattern]).patterns)
@@ -100,7 +100,7 @@ def pattern_fault(where: str, pattern: Any) -> str:
             made = []
         if made and made[0].include is not None:
             return ""
-    return f'{where}: {pattern!r} is no pattern of a .gitignore: say one such as "tests/**"'
+    return f'{where}: {pattern!r} is not a valid .gitignore pattern; use one such as "tests/**"'
 
 
 def read_config(name: str | None) -> Config:
@@ -111,7 +111,7 @@ def read_config(name: str | None) -> Config:
     if name is None and not Path(FILE).is_file():
         return Config()
     told, path = read_toml(name or FILE), name or FILE
-    require_none(faults_in(told, path))
+    require_no_faults(faults_in(told, path))
     return Config(
         [SeverityRules(f"{path}: [severity]", told.get("severity", {}))],
         [(each, f"{path}: exclude") for each in told.get("exclude", [])],
@@ -120,14 +120,14 @@ def read_config(name: str | None) -> Config:
     )
 
 
-def require_none(faults: Iterable[str]) -> None:
+def require_no_faults(faults: Iterable[str]) -> None:
     """Check that there are no faults. :raises ConfigurationError: with all of them."""
     if told := "; ".join(filter(None, faults)):
         raise heart.ConfigurationError(told)
 
 
 def faults_in(told: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Give everything that is wrong with a configuration."""
+    """Yield all faults of a configuration."""
     for key in told:
         if key not in KEYS:
             yield f"{path}: unknown key {key!r}: there are {', '.join(KEYS)}"
@@ -356,11 +356,14 @@ def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, 
     for name, document in documents:
         log = json.loads(document)
         prepared.source = prepared.source or source_of(log)
-        reported = reported_in(log, form.parse(document, settings))
+        parsed = form.parse(document, settings)
+        reported = reported_in(log, parsed)
         changed = [decider.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
         if any(changed):
             document = json.dumps(log, ensure_ascii=False, separators=(",", ":")).encode()
-        prepared.documents += ((name, part) for part in parts_of_log(log, document, reported))
+        size = sum(len(f"{each.description}{each.remediation}") for each in parsed.reports)
+        most = min(RESULTS_AT_ONCE, TEXT_AT_ONCE * len(parsed.reports) // max(size, 1))
+        prepared.documents += ((name, part) for part in parts_of_log(log, document, reported, most))
         for each in itertools.chain.from_iterable(reported):
             prepared.is_partial |= each.rule == UNCHECKED and OURS in (each.result.get("properties") or {})
             if each.external_id:
@@ -372,16 +375,19 @@ def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, 
 
 
 RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes need not wait for long
+TEXT_AT_ONCE = 32 * heart.KIB * heart.KIB  # characters that rules say to those, on average: half of a document's limit
 OCCURRENCE = re.compile(r"-[0-9]+\Z")
 
 
-def parts_of_log(log: Mapping[str, Any], document: bytes, reported: Iterable[Sequence[Reported]]) -> Iterator[bytes]:
-    """Give the documents that a large one is sent as, with all results of a file in one of them.
+def parts_of_log(
+    log: Mapping[str, Any], document: bytes, reported: Iterable[Sequence[Reported]], most: int
+) -> Iterator[bytes]:
+    """Yield the documents that a large one is sent as, with all results of a file in one of them.
 
     Results that are alike are numbered in a request: those of several files go with the first one's.
     """
     findings = list(itertools.chain.from_iterable(reported))
-    if len(findings) <= RESULTS_AT_ONCE:
+    if len(findings) <= most:
         yield document
         return
     files, groups = dict[str, str](), dict[str, set[int]]()
@@ -390,7 +396,7 @@ def parts_of_log(log: Mapping[str, Any], document: bytes, reported: Iterable[Seq
         groups.setdefault(file, set()).add(id(each.result))
     parts = [set[int]()]
     for group in groups.values():
-        if parts[-1] and len(parts[-1]) + len(group) > RESULTS_AT_ONCE:
+        if parts[-1] and len(parts[-1]) + len(group) > most:
             parts.append(set())
         parts[-1] |= group
     for part in parts:

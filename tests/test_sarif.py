@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ from tests.support import (
 
 heart.load_parts()
 
-from findings_adapters import sarif  # noqa: E402
+from findings_adapters import ci, sarif  # noqa: E402
 from findings_features import exports  # noqa: E402
 
 SARIF = "application/sarif+json"
@@ -880,9 +881,27 @@ def test_nothing_of_git_and_nothing_that_it_ignores_is_read(tmp_path: Path, monk
     document = bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris)))
     assert snippets_of(sarif.with_source(document, folder)) == [None] * 12 + ["new", "forced", "line"]
     assert snippets_of(sarif.with_source(document, folder / "sub"))[-3:] == [None] * 3
+    above = bytes_of(log_with(*(result(locations=[at(f"repo/{uri}", 1)]) for uri in uris)))
+    assert snippets_of(sarif.with_source(above, tmp_path)) == [None] * 12 + ["new", "forced", "line"]
     monkeypatch.setenv("PATH", str(tmp_path))
-    without = ["a secret", "line", "line", "line", "new", "forced", "line"]
-    assert snippets_of(sarif.with_source(document, folder)) == [None] * 8 + without
+    assert snippets_of(sarif.with_source(document, folder)) == [None] * 15
+    checkout(tmp_path / "plain", a="plain\n")
+    plain = bytes_of(log_with(result(locations=[at("plain/a.py", 1)])))
+    assert snippets_of(sarif.with_source(plain, tmp_path)) == ["plain"]
+
+
+def test_each_repository_below_a_checkout_shows_what_it_tracks(tmp_path: Path) -> None:
+    outer = checkout(tmp_path / "outer", a="outer\n")
+    inner = checkout(outer / "vendor" / "inner", a="inner\n", secret="a secret\n")
+    broken = checkout(outer / "broken", a="broken\n")
+    (outer / ".gitignore").write_text("vendor\n")
+    (inner / ".gitignore").write_text("secret.py\n")
+    (broken / ".git").write_text("gitdir: nowhere\n")
+    for folder in (outer, inner):
+        subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    uris = ("a.py", "vendor/inner/a.py", "vendor/inner/secret.py", "broken/a.py")
+    document = bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris)))
+    assert snippets_of(sarif.with_source(document, outer)) == ["outer", "inner", None, None]
 
 
 STAYING = log_with({"locations": 7}, 5, properties={"x": [1.0, 10**30, "é\0"]}) | {"more": None}
@@ -1032,6 +1051,37 @@ HOSTILE: dict[str, Callable[[], Any]] = {
         *(result(ruleId=f"{number % 100}", level="error", **PARTIAL) for number in range(20_000)), rules=HELP
     ),
 }
+FULL_TEXT = {"fullDescription": {"text": "d" * 17_000}, "help": {"text": "h" * 17_000}}
+CODEQL = {"level": "warning", "message": {"text": f"{'m' * 80}"}, "locations": [at("src/app/file.js", 7)], **PARTIAL}
+LEGITIMATE: Any = cases(
+    artifacts=(
+        [result(locations=[at(None, index=n)]) for n in range(10)],
+        {"artifacts": [{"location": {"uri": f"src/dir/sub/f{n}.c"}} for n in range(120_000)]},
+    ),
+    help_of_16_kib=([{"ruleId": "R", **CODEQL}] * 20_000, {"rules": [{"id": "R", "help": {"text": "h" * 16_384}}]}),
+    rules_of_32_kib=([{"ruleIndex": 0}] * 900, {"rules": [{"id": "R", **FULL_TEXT}]}),
+    results_of_eslint=([{"ruleId": "R", **CODEQL}] * 100_000, {"rules": [{"id": "R", "helpUri": "https://e.example"}]}),
+    extensions=([{"ruleId": "R"}], {"tool": {"driver": {"name": "x"}, "extensions": [{"name": "y"}] * 5000}}),
+)
+
+
+@pytest.mark.parametrize(("results", "members"), LEGITIMATE)
+def test_large_documents_of_scanners_are_accepted(results: Any, members: Any) -> None:
+    parsed = sarif.parse(bytes_of(log_with(*results, **members)), heart.Settings(schema_timeout=60))
+    assert (parsed.problems, len(parsed.reports)) == ([], len(results))
+
+
+def test_scan_reads_a_document_that_the_service_takes_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "a.sarif"
+    results = ({"ruleIndex": 0, "locations": [at(f"{n}.py")]} for n in range(9000))
+    path.write_bytes(bytes_of(log_with(*results, rules=[{"id": "R", **FULL_TEXT}])))
+    assert parse(path.read_bytes()).problems
+    parts = ci.prepare_part(ci.Config(), ci.read_documents([str(path)], None), explain=False).documents
+    stored = [parse(document) for _, document in parts]
+    assert [each.problems for each in stored] == [[]] * len(parts)
+    assert sum(len(each.reports) for each in stored) == 9000
+
+
 MEASURED = """
 import json, os, resource, sys, time
 import findings_service as heart
@@ -1092,6 +1142,10 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
     assert json.loads(said).get("created") == 100_000, said[:1000]
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
     assert peak - before < 6 * len(body) / MIB
+    end = time.monotonic() + PATIENCE
+    while memory_of(server) - before > 150:
+        assert time.monotonic() < end, memory_of(server) - before
+        time.sleep(0.1)
 
 
 def test_a_long_list_is_written_as_it_is_read(client: Client, run: str) -> None:

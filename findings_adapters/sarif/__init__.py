@@ -25,6 +25,6 @@ SARIF = "application/sarif+json"
 def register() -> None:
     """Have findings come as SARIF, and lists of them go out so, too."""
     heart.REGISTRY.submission_formats[SARIF] = heart.SubmissionFormat(
-        parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge, with_source=with_source
+        parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge
     )
     exports.add(exports.ListFormat(media_type=SARIF, write=write_sarif, whole=True))

@@ -11,11 +11,12 @@ import os
 import posixpath
 import re
 import subprocess
+import sys
 import time
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
@@ -148,7 +149,7 @@ class Tool(Part):
     """A tool and its plug-ins (3.18)."""
 
     driver: Component | None = None
-    extensions: list[Component | None] | None = None
+    extensions: Raw = UNREAD
 
 
 class ArtifactLocation(Key, frozen=True):
@@ -314,7 +315,7 @@ Read = TypeVar("Read")
 
 
 def is_given(raw: Raw) -> bool:
-    """Tell whether an unread member is there and not null."""
+    """Return whether an unread member is there and not null."""
     return bytes(memoryview(raw)[:5]) not in (b"", b"null")
 
 
@@ -330,14 +331,8 @@ def require_readable(text: bytes) -> None:
         raise heart.not_json(error) from None
 
 
-def require_few_objects(text: bytes) -> None:
-    """Check that a body has no more objects than can be looked through. :raises ValidationFailed: when it has."""
-    if text.count(b"{") > MOST_OBJECTS:  # those of texts are few
-        raise heart.ValidationFailed([heart.Problem(f"has over {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
-
-
 def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Problem:
-    """Tell the first thing that is wrong with a value, in msgspec's words."""
+    """Return the first problem of a value, in msgspec's words."""
     match = REFUSAL.fullmatch(str(refusal))
     if not match:
         return heart.Problem(heart.truncate(str(refusal)), pointer)
@@ -349,14 +344,16 @@ def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Probl
 # Items of all arrays of a document: some, and one more for each so many bytes. A result takes 1 KB of memory.
 MOST_ITEMS = 50_000
 ITEM_SIZE = 128
+ARTIFACT = 0.25  # of an item: a file takes 0.1 KB, and is read only where a result refers to it
 LARGE_PIECE = heart.KIB * heart.KIB  # one may have too many values to be read at once
 MOST_PROBLEMS = 10_000
 # Bytes that all findings of a document may weigh: some for any document, and a multiple of its size. Rules stand in it
-# once and are stored with each finding: 20,000 results of CodeQL, of 600 bytes each, may have 16 KiB of help. What a
-# finding has of its own weighs more, because it is held in memory.
-LEAST_ROOM = 16 * LARGE_PIECE
-WEIGHT = 32
+# once and are stored with each finding: 20,000 results of 360 bytes each may have 16 KiB of help. What a finding has of
+# its own weighs more, because it is held in memory.
+LEAST_ROOM = 64 * LARGE_PIECE
+WEIGHT = 64
 OWN_WEIGHT = 4
+OWN_TEXTS = ("title", "evidence", "extensions", "labels", "rule", "location", "tags")
 TIME_SIZE = 2 * LARGE_PIECE  # bytes that may take the time of one request; those of scanners take a sixth of it
 
 
@@ -372,11 +369,11 @@ class Identities(Counter[str]):
 class Reading:
     """A document that is being read: what it has come to, what is wrong with it, and how much more there may be."""
 
-    def __init__(self, size: int, seconds: float = math.inf) -> None:
+    def __init__(self, size: int, seconds: float = math.inf, room: float = math.inf) -> None:
         self.parsed = heart.Parsed()
         self.problems = self.parsed.problems
-        self.items_left = MOST_ITEMS + size // ITEM_SIZE
-        self.room = LEAST_ROOM + WEIGHT * size
+        self.items_left = MOST_ITEMS + size / ITEM_SIZE
+        self.room = room
         # Of this thread, so that a document is not refused because others use the processor.
         self.end = time.thread_time() + seconds
         self.identities = Identities()
@@ -390,7 +387,7 @@ class Reading:
         """Note what is wrong with a part."""
         self.problems.append(heart.Problem(detail, pointer))
 
-    def items(self, raw: Raw, pointer: str) -> list[Raw]:
+    def items(self, raw: Raw, pointer: str, cost: float = 1) -> list[Raw]:
         """Return the objects of an array unread, none where it is not there, or is refused."""
         if not is_given(raw):
             return []
@@ -399,7 +396,7 @@ class Reading:
         except msgspec.ValidationError as refusal:
             self.problems.append(quick_problem(refusal, pointer))
             return []
-        self.items_left -= count
+        self.items_left -= count * cost
         if self.items_left < 0:
             self.refuse(f"has {count:,} items, too many for a document of this size; {IN_PARTS}", pointer)
             return []
@@ -428,13 +425,13 @@ class Reading:
             return [quick_problem(refusal, pointer)]
         return list(heart.model_problems(model, heart.document_of(text), refusal, pointer))
 
-    def take(self, report: heart.NewTask, pointer: str) -> None:
+    def take(self, report: heart.NewTask, rule: KnownRule, pointer: str) -> None:
         """Take a finding."""
         self.parsed.reports.append(report)
         self.parsed.extensions.append((report.extensions, pointer))
-        texts = (report.title, report.description, report.evidence, report.extensions, report.labels)
-        own = sum(len(text or "") for text in (*texts, report.rule, report.location, report.tags))
-        self._weigh(OWN_WEIGHT * own + len(report.remediation or ""), pointer)
+        own, shared = [getattr(report, name) for name in OWN_TEXTS], [report.remediation]
+        (shared if report.description is rule.full else own).append(report.description)
+        self._weigh(OWN_WEIGHT * sum(map(sys.getsizeof, own)) + sum(map(sys.getsizeof, shared)), pointer)
 
     def take_ours(self, raw: Raw, external_id: str | None, pointer: str) -> None:
         """Take a finding that this service wrote, checked as a submitted one is."""
@@ -454,9 +451,9 @@ class Reading:
 class Items(typing.Generic[Read]):
     """An array of a document, each of whose items is read when it is asked for; one that is refused is empty."""
 
-    def __init__(self, reading: Reading, model: type[Read], raw: Raw, pointer: str) -> None:
+    def __init__(self, reading: Reading, model: type[Read], raw: Raw, pointer: str, cost: float = 1) -> None:
         self.reading, self.model, self.pointer = reading, model, pointer
-        self.unread = reading.items(raw, pointer)
+        self.unread = reading.items(raw, pointer, cost)
         self.known: dict[int, Read] = {}
 
     def __iter__(self) -> Iterator[Read]:
@@ -507,7 +504,7 @@ def path_of_uri(uri: str | None) -> str:
 
 
 def is_absolute(path: str) -> bool:
-    """Tell whether a path or URI stands for itself."""
+    """Return whether a path or URI is absolute."""
     return ABSOLUTE.match(path) is not None
 
 
@@ -515,7 +512,7 @@ class Paths:
     """The files of a run, as paths below what was scanned, as far as that is known."""
 
     def __init__(self, reading: Reading, run: Run, invocations: Iterable[Invocation], pointer: str) -> None:
-        self.artifacts = Items(reading, Artifact, run.artifacts, f"{pointer}/artifacts")
+        self.artifacts = Items(reading, Artifact, run.artifacts, f"{pointer}/artifacts", ARTIFACT)
         model = dict[str, ArtifactLocation | None]
         bases = reading.read(model, run.original_uri_base_ids, f"{pointer}/originalUriBaseIds") or {}
         self.bases = {name: (path_of_uri(base.uri), base.uri_base_id or "") for name, base in bases.items() if base}
@@ -549,14 +546,13 @@ class Paths:
 # Rules
 # ---------------------------------------------------------------------------
 
-SCORE_LENGTH = 40  # characters of a security-severity
 SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.0, "low"))  # security-severity, from or over which
 
 
 def scored(properties: Properties | None) -> int | None:
     """Return the severity that a property bag's security-severity means, as the rank that is stored."""
     try:
-        score = float(str((properties and properties.security_severity) or 0)[:SCORE_LENGTH])
+        score = float((properties and properties.security_severity) or 0)
     except ValueError:
         return None
     if not 0 < score < math.inf:
@@ -567,7 +563,7 @@ def scored(properties: Properties | None) -> int | None:
 def tags_of(properties: Properties | None) -> list[str]:
     """Return the first tags of a property bag."""
     tags = (properties.tags if properties else None) or ()
-    return [tag[: TAG_LENGTH + 1] for tag in itertools.islice(tags, MOST_TAGS) if tag]
+    return [tag for tag in itertools.islice(tags, MOST_TAGS) if tag]
 
 
 class KnownRule(Struct):
@@ -598,7 +594,6 @@ class RuleList(Items[Rule]):
 
 
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
-MOST_EXTENSIONS = 1000  # of a tool
 PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
 
 
@@ -606,12 +601,9 @@ class Rules:
     """The rules of a run: those of the tool itself and of its plug-ins."""
 
     def __init__(self, reading: Reading, tool: Tool, taxonomies: Items[Component], pointer: str) -> None:
-        parts = [(tool.driver, f"{pointer}/driver")]
-        if len(tool.extensions or ()) > MOST_EXTENSIONS:
-            reading.refuse(f"must have at most {MOST_EXTENSIONS:,} items", f"{pointer}/extensions")
-            tool.extensions = None
-        parts += [(part, f"{pointer}/extensions/{place}") for place, part in enumerate(tool.extensions or ())]
-        self.lists = [RuleList(reading, part or Component(), at) for part, at in parts]
+        extensions = Items(reading, Component, tool.extensions, f"{pointer}/extensions")
+        self.lists = [RuleList(reading, tool.driver or Component(), f"{pointer}/driver")]
+        self.lists += [RuleList(reading, part, f"{extensions.pointer}/{n}") for n, part in enumerate(extensions)]
         self.taxonomies = taxonomies
         self.names = {rules.name for rules in self.lists}
         self.parts = {name: rules for rules in reversed(self.lists) for name in (rules.name, rules.guid) if name}
@@ -645,7 +637,7 @@ class Rules:
         )
 
     def taxa(self, references: Iterable[Reference | None]) -> Iterator[str]:
-        """Give the first taxa that are referred to, each with its taxonomy's name: CWE-79."""
+        """Yield the first taxa that are referred to, each with its taxonomy's name: CWE-79."""
         for reference in filter(None, itertools.islice(references, MOST_TAGS)):
             part = reference.tool_component or ComponentReference()
             name = part.name or self._taxonomy(part)
@@ -673,8 +665,7 @@ class Rules:
         """Return a rule (3.52.3), if it is there, and whose it is: the part's that is named, or else any other's."""
         first = self._part(reference.tool_component or ComponentReference()) or self.lists[0]
         there = first.at(index)
-        given = f"{rule_id}/"
-        if there and (rule_id is None or there.id is None or given.startswith(f"{there.id[: len(given)]}/")):
+        if there and (rule_id is None or there.id is None or f"{rule_id}/".startswith(f"{there.id}/")):
             return first, there
         parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
         for name in filter(None, itertools.chain([reference.guid], parents)):
@@ -698,7 +689,6 @@ class Rules:
 
 # What Semgrep says in place of a fingerprint to those who are not logged in: the same of every result.
 NO_FINGERPRINTS = ("requires login",)
-MOST_MARKS = 1000  # fingerprints of a result that are looked at
 
 
 LABEL_LENGTH = 500
@@ -734,7 +724,7 @@ class Place(Struct, gc=False):
 
 def marks_of(fingerprints: Mapping[str, str | None] | None) -> list[tuple[str, str]]:
     """Return fingerprints in the order of their names, without those that are none."""
-    given = itertools.islice((fingerprints or {}).items(), MOST_MARKS)
+    given = (fingerprints or {}).items()
     return sorted((name, value) for name, value in given if value and value not in NO_FINGERPRINTS)
 
 
@@ -747,7 +737,7 @@ def identity_of(result: Result, tool: str, rule_id: str, place: Place) -> str:
     if marks := marks_of(result.fingerprints):
         known_by: tuple[Any, ...] = ("fingerprints", marks)
     elif result.correlation_guid:
-        known_by = ("correlationGuid", result.correlation_guid[:PATH_LENGTH].lower())
+        known_by = ("correlationGuid", result.correlation_guid.lower())
     elif marks := marks_of(result.partial_fingerprints):
         known_by = ("partialFingerprints", where, marks)
     else:
@@ -856,7 +846,7 @@ class RunReading:
             heart.labels_of(evidence),
             *foreign_marks(heart.truncate(rule.id, NAME_LENGTH), *where, tags),
         )
-        self.reading.take(report, pointer)
+        self.reading.take(report, rule, pointer)
 
     def _place(self, location: Location) -> Place:
         physical = location.physical_location or PhysicalLocation()
@@ -924,18 +914,21 @@ def without_nul(text: bytes) -> bytes:
     return text.replace(rb"\\", b"\xff\xff").replace(rb"\u0000", rb"\ufffd").replace(b"\xff\xff", rb"\\")
 
 
-def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
+def parse(text: bytes, settings: heart.Settings, weight: float = WEIGHT) -> heart.Parsed:
     """Read a SARIF document as the findings that it tells of, and note what is wrong with it.
 
     Its time is in proportion to its size, as a stop of the service waits for it.
 
+    :param weight: bytes of findings for each byte of the document; infinite where it is only cut into parts.
     :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it has too many objects or odd numbers.
     """
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
-    require_few_objects(text)
+    if text.count(b"{") > MOST_OBJECTS:  # those of texts are few
+        raise heart.ValidationFailed([heart.Problem(f"has over {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
     heart.require_plain_numbers(text)
-    reading = Reading(len(text), settings.schema_timeout * (1 + len(text) / TIME_SIZE))
+    seconds = settings.schema_timeout * (1 + len(text) / TIME_SIZE)
+    reading = Reading(len(text), seconds, LEAST_ROOM + weight * len(text))
     try:
         read_log(reading, without_nul(text))
         reading.parsed.complete = not reading.is_over
@@ -973,54 +966,48 @@ def read_log(reading: Reading, text: bytes) -> None:
 # What a project type admits
 # ---------------------------------------------------------------------------
 
-FULL_LOTS = 8  # that may take all the time of a batch
+FULL_BATCHES = 2  # that may take all the time of a batch: a stop of the service waits for this
+OTHERS_SHARE = 0.2  # of that time, for each further batch
 
 
 def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
     """Check the extensions against a project type's schema, and leave out the members that it does not admit.
 
-    Extensions that this service wrote itself are checked whole. Each lot has the time that a batch has, many
-    together less: a stop of the service waits for this.
+    Extensions are checked whole, then without what is refused, and at last with nothing in them; those that this
+    service wrote itself only whole.
 
-    :raises ExtensionCheckTimeout: when that was not enough.
+    :raises ExtensionCheckTimeout: when the time was not enough.
     """
     if parsed.problems:
         return
-    lots = [
-        range(len(parsed.reports))[start:][: settings.max_batch]
-        for start in range(0, len(parsed.reports), settings.max_batch)
-    ]
-    with heart.TimeLimit(settings.schema_timeout * (FULL_LOTS + len(lots) / FULL_LOTS)):
-        for lot in lots:
-            judge_lot(schema, parsed, lot, settings.schema_timeout)
-
-
-def judge_lot(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> None:
-    """Check the extensions of reports: whole, then without what is refused, and at last with nothing in them."""
-    refused = refused_in(schema, parsed, lot, seconds)
-    for left_of in (without, lambda *_: None):
-        for place in [*refused]:
-            text, pointer = parsed.extensions[place]
-            if pointer.endswith("/extensions"):  # they stand in the document as they are
-                parsed.problems += refused.pop(place)
-                continue
-            left = left_of(text, refused[place], pointer)
-            parsed.reports[place].extensions = left
-            parsed.extensions[place] = left, pointer
-        refused = refused_in(schema, parsed, refused, seconds)
+    batches = len(parsed.reports) / settings.max_batch
+    seconds = settings.schema_timeout * (FULL_BATCHES + OTHERS_SHARE * batches)
+    with heart.TimeLimit(seconds):
+        refused = refused_in(schema, parsed, range(len(parsed.reports)), seconds)
+        for left_of in (without, lambda *_: None):
+            for place in [*refused]:
+                text, pointer = parsed.extensions[place]
+                if pointer.endswith("/extensions"):  # they stand in the document as they are
+                    parsed.problems += refused.pop(place)
+                    continue
+                left = left_of(text, refused[place], pointer)
+                parsed.reports[place].extensions = left
+                parsed.extensions[place] = left, pointer
+            refused = refused_in(schema, parsed, refused, seconds)
     for place, problems in refused.items():
         details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
         parsed.problems += [heart.Problem(detail, parsed.extensions[place][1]) for detail in details]
 
 
-def refused_in(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> dict[int, list[heart.Problem]]:
-    """Return what is wrong with the extensions of several reports, by their places. A large schema is compiled once."""
-    places = {heart.task_of(heart.Problem("", parsed.extensions[place][1])): place for place in lot}
-    refused: dict[int, list[heart.Problem]] = {}
-    extensions = [parsed.extensions[place] for place in places.values()]
-    for problem in heart.check_extensions(schema, extensions, seconds) if extensions else ():
-        refused.setdefault(places[heart.task_of(problem)], []).append(problem)
-    return refused
+def refused_in(
+    schema: str, parsed: heart.Parsed, places: Iterable[int], seconds: float
+) -> dict[int, list[heart.Problem]]:
+    """Return the problems of the extensions of several reports, by index. A large schema is compiled once."""
+    told: dict[tuple[int, ...], list[heart.Problem]] = {}
+    for problem in heart.check_extensions(schema, [parsed.extensions[place] for place in places], seconds):
+        told.setdefault(heart.task_of(problem), []).append(problem)
+    tasks = ((place, heart.task_of(heart.Problem("", parsed.extensions[place][1]))) for place in places if told)
+    return {place: told[task] for place, task in tasks if task in told}
 
 
 def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: str) -> str | None:
@@ -1043,7 +1030,7 @@ EACH = "*"
 
 
 def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
-    """Give the objects at a path of a document, those of arrays one by one. What is otherwise there `parse` tells."""
+    """Yield the objects at a path of a document, those of arrays one by one. `parse` refuses anything else."""
     if isinstance(part, list):
         for each in part:
             yield from objects_at(each, *path)
@@ -1054,53 +1041,43 @@ def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
         yield part
 
 
-# Git without what a repository's own configuration could run: a folder of a report's author may look like one.
+# A pull request can add a folder with the files of a bare repository, whose configuration has git run a program of its
+# author's: git passes over such a folder, and asks no file system monitor.
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit", "-c", "safe.directory=*")
-LISTS = (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard"))
+LIST_FILES = (*GIT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 
 
-def files_of_git(folder: Path) -> set[str] | None:
-    """Return the paths below a folder that git does not ignore, None without git or a repository.
-
-    Where git fails for another reason, no path: what it ignores is not known then.
-    """
-    # Without a hook's own variables, and with messages in English.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
-    files = set[str]()
-    for options in LISTS:
-        try:
-            done = subprocess.run([*GIT, "ls-files", "-z", *options], cwd=folder, env=env, capture_output=True)  # noqa: S603
-        except OSError:
-            return None
-        if done.returncode:
-            return None if b"not a git repository" in done.stderr else set()
-        files.update(os.fsdecode(done.stdout).split("\0"))
-    return files
+def files_of_git(folder: Path) -> set[Path]:
+    """Return the files of a repository that git does not ignore; none where git fails or is not installed."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's are others
+    try:
+        listed = subprocess.run(LIST_FILES, cwd=folder, env=env, capture_output=True, check=True).stdout  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return set()
+    return {folder / name for name in os.fsdecode(listed).split("\0")}
 
 
 class Checkout:
     """A folder with the code that a document is about.
 
-    Nothing outside of it is read, nothing of `.git`, which may hold a key, and nothing that git ignores. Links count as
-    what they lead to.
+    Nothing outside of it is read, nothing of `.git`, which may hold a key, and nothing that the nearest repository of a
+    file ignores. Links count as what they lead to.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
         self.lines_of = lru_cache(SOURCES)(self._read)
-
-    @cached_property
-    def _files(self) -> set[str] | None:
-        return files_of_git(self.folder)
+        self.files_of = cache(files_of_git)
 
     def _may_show(self, file: Path) -> bool:
-        """Tell whether lines of a file, by its resolved path, may be stored with findings."""
+        """Return whether lines of a file, by its resolved path, may be stored with findings."""
         if not file.is_relative_to(self.folder) or ".git" in map(str.casefold, file.relative_to(self.folder).parts):
             return False
         if not file.is_file() or file.stat().st_size > SOURCE_FILE:
             return False
-        return self._files is None or file.relative_to(self.folder).as_posix() in self._files
+        repository = next((each for each in file.parents if (each / ".git").exists()), None)
+        return repository is None or file in self.files_of(repository)
 
     def relative(self, uri: Any) -> str:
         """Return the URI of an absolute path below the folder relative to it, "" for anything else."""
