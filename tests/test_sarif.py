@@ -19,7 +19,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from tests.support import (
     Client,
     Server,
     assert_problem,
+    await_,
     cases,
     client_of,
     connection_to,
@@ -1142,10 +1142,7 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
     assert json.loads(said).get("created") == 100_000, said[:1000]
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
     assert peak - before < 6 * len(body) / MIB
-    end = time.monotonic() + PATIENCE
-    while memory_of(server) - before > 150:
-        assert time.monotonic() < end, memory_of(server) - before
-        time.sleep(0.1)
+    await_(lambda: memory_of(server) - before < 150)
 
 
 def test_a_long_list_is_written_as_it_is_read(client: Client, run: str) -> None:

@@ -973,41 +973,46 @@ OTHERS_SHARE = 0.2  # of that time, for each further batch
 def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
     """Check the extensions against a project type's schema, and leave out the members that it does not admit.
 
-    Extensions are checked whole, then without what is refused, and at last with nothing in them; those that this
-    service wrote itself only whole.
+    This is done in lots of the size of a batch, so that the problems of one lot at a time take memory.
 
     :raises ExtensionCheckTimeout: when the time was not enough.
     """
-    if parsed.problems:
-        return
-    batches = len(parsed.reports) / settings.max_batch
-    seconds = settings.schema_timeout * (FULL_BATCHES + OTHERS_SHARE * batches)
+    size, count = settings.max_batch, len(parsed.reports)
+    seconds = settings.schema_timeout * (FULL_BATCHES + OTHERS_SHARE * count / size)
     with heart.TimeLimit(seconds):
-        refused = refused_in(schema, parsed, range(len(parsed.reports)), seconds)
-        for left_of in (without, lambda *_: None):
-            for place in [*refused]:
-                text, pointer = parsed.extensions[place]
-                if pointer.endswith("/extensions"):  # they stand in the document as they are
-                    parsed.problems += refused.pop(place)
-                    continue
-                left = left_of(text, refused[place], pointer)
-                parsed.reports[place].extensions = left
-                parsed.extensions[place] = left, pointer
-            refused = refused_in(schema, parsed, refused, seconds)
+        for start in () if parsed.problems else range(0, count, size):
+            judge_lot(schema, parsed, range(start, min(start + size, count)), seconds)
+
+
+def judge_lot(schema: str, parsed: heart.Parsed, lot: range, seconds: float) -> None:
+    """Check the extensions of some reports: whole, then without what is refused, and at last with nothing in them.
+
+    Those that this service wrote itself are checked whole only.
+    """
+    refused = refused_in(schema, parsed, lot, seconds)
+    for left_of in (without, lambda *_: None):
+        for place in [*refused]:
+            text, pointer = parsed.extensions[place]
+            if pointer.endswith("/extensions"):  # they stand in the document as they are
+                parsed.problems += refused.pop(place)
+                continue
+            left = left_of(text, refused[place], pointer)
+            parsed.reports[place].extensions = left
+            parsed.extensions[place] = left, pointer
+        refused = refused_in(schema, parsed, refused, seconds)
     for place, problems in refused.items():
         details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
         parsed.problems += [heart.Problem(detail, parsed.extensions[place][1]) for detail in details]
 
 
-def refused_in(
-    schema: str, parsed: heart.Parsed, places: Iterable[int], seconds: float
-) -> dict[int, list[heart.Problem]]:
+def refused_in(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> dict[int, list[heart.Problem]]:
     """Return the problems of the extensions of several reports, by index. A large schema is compiled once."""
-    told: dict[tuple[int, ...], list[heart.Problem]] = {}
-    for problem in heart.check_extensions(schema, [parsed.extensions[place] for place in places], seconds):
-        told.setdefault(heart.task_of(problem), []).append(problem)
-    tasks = ((place, heart.task_of(heart.Problem("", parsed.extensions[place][1]))) for place in places if told)
-    return {place: told[task] for place, task in tasks if task in told}
+    places = {heart.task_of(heart.Problem("", parsed.extensions[place][1])): place for place in lot}
+    refused: dict[int, list[heart.Problem]] = {}
+    extensions = [parsed.extensions[place] for place in places.values()]
+    for problem in heart.check_extensions(schema, extensions, seconds) if extensions else ():
+        refused.setdefault(places[heart.task_of(problem)], []).append(problem)
+    return refused
 
 
 def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: str) -> str | None:
