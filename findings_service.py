@@ -4515,7 +4515,7 @@ def outside_strings(text: bytes) -> Iterator[bytes]:
 
 
 def require_plain_numbers(text: bytes) -> None:
-    """Raise `ValidationFailed` if a body has too many numbers of over 40 digits, or with an exponent of three or more."""
+    """Raise `ValidationFailed` if a body has over 1,000 numbers of over 40 digits, or an exponent of three or more."""
     if count_suspects(text) <= LONG_NUMBERS:
         return
     found = sum(len(LONG_NUMBER.findall(bare)) for bare in outside_strings(text) if count_suspects(bare))
@@ -6386,7 +6386,7 @@ class Shown:
     """
 
     def __init__(self, stream: typing.TextIO | None, *unheard: type[OSError]) -> None:
-        self._unheard = unheard
+        self.stream, self._unheard = stream, unheard
         self._out = stream or open(os.devnull, "w")  # noqa: PTH123, SIM115 (for as long as the command runs)
 
     def __getattr__(self, name: str) -> Any:
@@ -6428,7 +6428,7 @@ class MainGroup(click.Group):
             pass  # what is closed of standard streams, a database or a connection would become
         os.close(file)
         try:
-            out = typing.cast(typing.TextIO, Shown(sys.stdout))
+            out = sys.stdout and typing.cast(typing.TextIO, Shown(sys.stdout))
             with redirect_stderr(typing.cast(typing.TextIO, Shown(sys.stderr, OSError))), redirect_stdout(out):
                 try:
                     return super().main(*args, **options)
