@@ -6428,7 +6428,7 @@ class MainGroup(click.Group):
             pass  # what is closed of standard streams, a database or a connection would become
         os.close(file)
         try:
-            out = sys.stdout and typing.cast(typing.TextIO, Shown(sys.stdout))
+            out = typing.cast(typing.TextIO, Shown(sys.stdout))
             with redirect_stderr(typing.cast(typing.TextIO, Shown(sys.stderr, OSError))), redirect_stdout(out):
                 try:
                     return super().main(*args, **options)
@@ -6675,7 +6675,7 @@ client_option = click.option("--client", default="default", callback=printable, 
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, for_users: bool, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
-    if sys.stdout is None:
+    if getattr(sys.stdout, "stream", sys.stdout) is None:
         raise click.ClickException("standard output is closed; the key would be seen by nobody")
     if expires == 0:
         raise click.BadParameter("must be above zero", param_hint="--expires")
