@@ -4408,7 +4408,8 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     headers += [{name: key} for name in ("X-Api-Key", "Content-Type") for key in (server.key, second)]
     answers = [server.request(*asked, **header) for asked in requests for header in headers]
     with look_into(server.db) as connection:
-        connection.execute("DROP TABLE idempotent_answers")
+        for table in ("answer_references", "idempotent_answers"):
+            connection.execute(f"DROP TABLE {table}")
     headers = {"Idempotency-Key": "3"}
     answers.append(server.request("POST", f"{API}/runs", {"projectType": "web"}, key=second, **headers))
     assert answers[-1].status_code == 500
