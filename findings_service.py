@@ -6404,6 +6404,11 @@ class Shown:
             self._out.flush()
 
 
+def is_closed(stream: typing.TextIO | None) -> bool:
+    """Return whether a standard stream was closed by what started the command."""
+    return getattr(stream, "stream", stream) is None
+
+
 # The part of each command.
 COMMAND_PARTS = {
     "scan": "findings_adapters/ci.py",
@@ -6621,8 +6626,7 @@ def greet(service: Service, warning: str, url: str) -> None:
     takes it: a pipe of which poll(2) says so takes what is this short whole. A key that cannot be shown goes again.
     """
     select.select([], [STDERR], [])
-    is_heard = getattr(sys.stderr, "stream", sys.stderr) is not None
-    key = first_key(service) if is_heard else None
+    key = None if is_closed(sys.stderr) else first_key(service)
     write_unlocked(f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}")
     if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
         with service.database.transaction("default") as connection:
@@ -6675,7 +6679,7 @@ client_option = click.option("--client", default="default", callback=printable, 
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, for_users: bool, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
-    if getattr(sys.stdout, "stream", sys.stdout) is None:
+    if is_closed(sys.stdout):
         raise click.ClickException("standard output is closed; the key would be seen by nobody")
     if expires == 0:
         raise click.BadParameter("must be above zero", param_hint="--expires")

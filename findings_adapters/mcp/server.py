@@ -640,7 +640,7 @@ def serve_stdio(service: Service) -> None:
 
     :raises heart.ConfigurationError: when there is nobody to serve.
     """
-    if sys.stdin is None or sys.stdout is None:
+    if sys.stdin is None or heart.is_closed(sys.stdout):
         raise heart.ConfigurationError("standard input or output is closed; --http serves without them")
     server = make_server(lambda _: service)
 
