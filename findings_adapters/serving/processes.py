@@ -142,6 +142,7 @@ async def limit_sending(port: int) -> None:
 
 LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
+READ_AHEAD = 128 * heart.KIB  # bytes of a connection that wait to be taken, and of the longest head there may be
 
 
 async def serve_until_stopped(
@@ -167,7 +168,7 @@ async def serve_until_stopped(
         websockets=False,
         backlog=MOST_CONNECTIONS,
         backpressure=most_connections(),
-        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT * 1000),
+        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT * 1000, max_buffer_size=READ_AHEAD),
         log_level=LogLevels.error,
     )
 

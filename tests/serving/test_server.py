@@ -257,7 +257,7 @@ def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) ->
             peak = max(peak, memory_of(server))
             if turn % 20 == 0:
                 assert server.request("GET", f"{API}/runs").status_code == 200
-    assert peak - before < 160
+    assert peak - before < 130
     assert server.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
 
 
