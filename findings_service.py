@@ -4296,7 +4296,7 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     return Submitting(who, run, branch, newest, newest_id, now, max(now, created_at))
 
 
-REPORTS_AT_ONCE = 1000  # of a submission
+REPORTS_AT_ONCE = 500  # of a submission
 
 
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask]) -> Submission:
@@ -4315,8 +4315,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     sightings = 0
     while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
         external_ids = sorted(key for key in lot if isinstance(key, str))
-        findings = select_findings(connection, by, external_ids)
-        more, seen = store_reports(connection, by, lot, findings)
+        more, seen = store_reports(connection, by, lot, select_findings(connection, by, external_ids))
         results |= more
         sightings += seen
     found = Counter(result.result for result in results.values())

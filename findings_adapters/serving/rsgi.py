@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import fcntl
 import gc
+import io
 import math
 import os
 import time
@@ -129,13 +130,13 @@ class IncomingBody:
 
         :param hold: is told of more bytes. :raises Busy: when it does so.
         """
-        body, whole = bytearray(), True
+        body, whole = io.BytesIO(), True  # whose value is no copy
         try:
             async with asyncio.timeout(self._patience):
                 # To ask for an end that is known costs a turn of the event loop.
-                while len(body) != self._length and (chunk := await anext(self._chunks)):
-                    body += chunk
-                    if len(body) > limit:
+                while body.tell() != self._length and (chunk := await anext(self._chunks)):
+                    body.write(chunk)
+                    if body.tell() > limit:
                         return heart.Body(too_large=True)
                     if not self.is_small:
                         hold(len(chunk))
@@ -144,7 +145,7 @@ class IncomingBody:
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             whole = False
         self.rest_comes = False
-        return heart.Body(bytes(body), whole)
+        return heart.Body(body.getvalue(), whole)
 
 
 Result = TypeVar("Result")
@@ -196,13 +197,16 @@ PATIENCE = {"send": 5.0}  # seconds that others may wait for those who wait for 
 
 LARGE_BODY = heart.KIB * heart.KIB  # bytes of one after which memory is given back
 RELEASED = 1.0  # seconds after which nothing of it is held any more
-malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", int)  # of glibc
+LIBC = ctypes.CDLL(None)
+IS_GLIBC = hasattr(LIBC, "mallopt")
+ARENAS = -8, 2  # mallopt(3)'s M_ARENA_MAX: with the default of 16, each thread keeps the most that it ever needed
 
 
 def free_memory() -> None:
     """Return freed memory to the system, which takes some milliseconds."""
     gc.collect()  # empties Python's lists of free objects, each of which may keep 1 MiB
-    malloc_trim(0)
+    if IS_GLIBC:
+        LIBC.malloc_trim(0)
 
 
 class RSGIApp:
@@ -215,6 +219,8 @@ class RSGIApp:
     def __init__(self, service: heart.Service) -> None:
         self._service = service
         settings, database = service.settings, service.database
+        if IS_GLIBC:
+            LIBC.mallopt(*ARENAS)
         self._scheduler = commits.CommitScheduler(database, service.listeners)
         self._threads = {name: Threads(name, count, 1, PATIENCE.get(name)) for name, count in POOLS.items()}
         self._all: Threads | None = None
