@@ -30,7 +30,6 @@ from findings_adapters.sarif.reading import (
     RULE_TEXT,
     SNIPPET,
     VERSION,
-    Checkout,
     Identities,
     Place,
     Result,
@@ -39,9 +38,9 @@ from findings_adapters.sarif.reading import (
     is_absolute,
     parse,
     whole,
-    with_source,
     without_nul,
 )
+from findings_adapters.sarif.source import Checkout, with_source
 from findings_adapters.sarif.writing import LEVELS
 
 MESSAGE = 500  # characters, like the next

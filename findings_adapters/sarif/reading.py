@@ -5,21 +5,17 @@ from __future__ import annotations
 import codecs
 import hashlib
 import itertools
-import json
 import math
-import os
 import posixpath
 import re
-import subprocess
 import sys
 import time
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, lru_cache
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -1021,127 +1017,3 @@ def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: 
     members: dict[str, Raw] = heart.decoder(dict[str, Raw]).decode(extensions or "{}")
     left = {name: value for name, value in members.items() if name not in names}
     return msgspec.json.encode(left).decode() if left else None
-
-
-# ---------------------------------------------------------------------------
-# The code that a document is about
-# ---------------------------------------------------------------------------
-
-SOURCE_FILE = 5 * heart.KIB * heart.KIB
-SOURCE_TEXT = 10 * heart.KIB  # bytes of a line
-SOURCES = 16  # files that are kept: some scanners come to one for each rule
-LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
-EACH = "*"
-
-
-def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects at a path of a document, those of arrays one by one. `parse` refuses anything else."""
-    if isinstance(part, list):
-        for each in part:
-            yield from objects_at(each, *path)
-    elif isinstance(part, dict) and path:
-        for each in part.values() if path[0] == EACH else [part.get(path[0])]:
-            yield from objects_at(each, *path[1:])
-    elif isinstance(part, dict):
-        yield part
-
-
-# A pull request can add a folder with the files of a bare repository, whose configuration has git run a program of its
-# author's: git passes over such a folder, and asks no file system monitor.
-GIT = ("git", "-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit", "-c", "safe.directory=*")
-LIST_FILES = (*GIT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-
-
-def files_of_git(folder: Path) -> set[Path]:
-    """Return the files of a repository that git does not ignore; none where git fails or is not installed."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's are others
-    try:
-        listed = subprocess.run(LIST_FILES, cwd=folder, env=env, capture_output=True, check=True).stdout  # noqa: S603
-    except (OSError, subprocess.CalledProcessError):
-        return set()
-    return {folder / name for name in os.fsdecode(listed).split("\0")}
-
-
-class Checkout:
-    """A folder with the code that a document is about.
-
-    Nothing outside of it is read, nothing of `.git`, which may hold a key, and nothing that the nearest repository of a
-    file ignores. Links count as what they lead to.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-        self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
-        self.lines_of = lru_cache(SOURCES)(self._read)
-        self.files_of = cache(files_of_git)
-
-    def _may_show(self, file: Path) -> bool:
-        """Return whether lines of a file, by its resolved path, may be stored with findings."""
-        if not file.is_relative_to(self.folder) or ".git" in map(str.casefold, file.relative_to(self.folder).parts):
-            return False
-        if not file.is_file() or file.stat().st_size > SOURCE_FILE:
-            return False
-        repository = next((each for each in file.parents if (each / ".git").exists()), None)
-        return repository is None or file in self.files_of(repository)
-
-    def relative(self, uri: Any) -> str:
-        """Return the URI of an absolute path below the folder relative to it, "" for anything else."""
-        path = path_of_uri(uri) if isinstance(uri, str) else ""
-        root = next(filter(path.startswith, self.roots), None)
-        return quote(path.removeprefix(root)) + ("/" if uri.endswith("/") else "") if root else ""
-
-    def add_snippet(self, place: dict[str, Any], path_of: Callable[[ArtifactLocation], str]) -> None:
-        """Add the line that a place in a file begins with, where it tells which, and has no code with it.
-
-        With more lines, a change to any of them would make another finding of it.
-        """
-        try:
-            known = msgspec.convert(place, PhysicalLocation)
-        except msgspec.ValidationError:
-            return
-        region, around = known.region or Region(), known.context_region or Region()
-        start = whole(region.start_line, 1)
-        if not start or not known.artifact_location or text_of(region.snippet, around.snippet):
-            return
-        if text := self.line(path_of(known.artifact_location), start):
-            place["region"]["snippet"] = {"text": text}
-
-    def line(self, path: str, number: int) -> str:
-        """Return a line of a file, "" where it has none."""
-        lines = self.lines_of(path)
-        return cut_bytes(lines[number - 1], SOURCE_TEXT) if number <= len(lines) else ""
-
-    def _read(self, path: str) -> Sequence[str]:
-        try:
-            file = (self.folder / path).resolve()
-            if not self._may_show(file):
-                return ()
-            text = file.read_bytes().decode("utf-8-sig", errors="replace")
-        except (OSError, ValueError, RuntimeError):  # it may be gone, a name no file can have, or a ring of links
-            return ()
-        return LINE_END.split(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
-
-
-def with_source(document: bytes, folder: Path) -> bytes:
-    """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
-
-    Places that lack code get their line, by which a finding is known after it moved.
-    """
-    try:
-        log = json.loads(document.removeprefix(codecs.BOM_UTF8))
-    except (ValueError, RecursionError):
-        return document
-    checkout = Checkout(folder)
-    files = ("results", "locations", "physicalLocation")
-    for run in objects_at(log, "runs"):
-        for path in (("originalUriBaseIds", EACH), ("artifacts", "location"), (*files, "artifactLocation")):
-            for location in objects_at(run, *path):
-                if uri := checkout.relative(location.get("uri")):
-                    location["uri"] = uri
-                    location.pop("uriBaseId", None)  # an absolute path stood for itself
-        bare = Raw(json.dumps({name: run[name] for name in run if name != "results"}).encode())
-        path_of = RunReading(Reading(len(document)), bare, "").path_of
-        # Those of one file together, so that it is read once.
-        for place in sorted(objects_at(run, *files), key=lambda place: str(place.get("artifactLocation"))):
-            checkout.add_snippet(place, path_of)
-    return json.dumps(log, ensure_ascii=False).encode(errors="surrogatepass")
