@@ -977,43 +977,37 @@ def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
     seconds = settings.schema_timeout * (FULL_BATCHES + OTHERS_SHARE * count / size)
     with heart.TimeLimit(seconds):
         for start in () if parsed.problems else range(0, count, size):
-            judge_lot(schema, parsed, range(start, min(start + size, count)), seconds)
+            lot: Sequence[int] = range(start, min(start + size, count))
+            while lot:
+                lot = judge_lot(schema, parsed, lot, seconds)
 
 
-def judge_lot(schema: str, parsed: heart.Parsed, lot: range, seconds: float) -> None:
-    """Check the extensions of some reports: whole, then without what is refused, and at last with nothing in them.
+def judge_lot(schema: str, parsed: heart.Parsed, lot: Sequence[int], seconds: float) -> list[int]:
+    """Check the extensions of some reports, and return those that must be checked again, with fewer members.
 
-    Those that this service wrote itself are checked whole only.
+    A report is left with no member where none is at fault. Extensions that this service wrote itself lose none.
     """
-    refused = refused_in(schema, parsed, lot, seconds)
-    for left_of in (without, lambda *_: None):
-        for place in [*refused]:
-            text, pointer = parsed.extensions[place]
-            if pointer.endswith("/extensions"):  # they stand in the document as they are
-                parsed.problems += refused.pop(place)
-                continue
-            left = left_of(text, refused[place], pointer)
-            parsed.reports[place].extensions = left
-            parsed.extensions[place] = left, pointer
-        refused = refused_in(schema, parsed, refused, seconds)
-    for place, problems in refused.items():
-        details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
-        parsed.problems += [heart.Problem(detail, parsed.extensions[place][1]) for detail in details]
-
-
-def refused_in(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> dict[int, list[heart.Problem]]:
-    """Return the problems of the extensions of several reports, by index. A large schema is compiled once."""
+    extensions = [parsed.extensions[place] for place in lot]
     places = {heart.task_of(heart.Problem("", parsed.extensions[place][1])): place for place in lot}
-    refused: dict[int, list[heart.Problem]] = {}
-    extensions = [parsed.extensions[place] for place in places.values()]
-    for problem in heart.check_extensions(schema, extensions, seconds) if extensions else ():
-        refused.setdefault(places[heart.task_of(problem)], []).append(problem)
-    return refused
+    changed = []
+    for task, problems in itertools.groupby(heart.check_extensions(schema, extensions, seconds), heart.task_of):
+        text, pointer = parsed.extensions[places[task]]
+        if pointer.endswith("/extensions"):  # they stand in the document as they are
+            parsed.problems += problems
+        elif text is None:
+            details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
+            parsed.problems += (heart.Problem(detail, pointer) for detail in details)
+        else:
+            left = without(text, problems, pointer)
+            parsed.reports[places[task]].extensions = left
+            parsed.extensions[places[task]] = left, pointer
+            changed.append(places[task])
+    return changed
 
 
-def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: str) -> str | None:
-    """Return extensions without the members that problems are about."""
+def without(extensions: str, problems: Iterable[heart.Problem], pointer: str) -> str | None:
+    """Return extensions without the members that problems are about, None where that is all or none of them."""
     names = {(problem.pointer or "")[len(pointer) + 1 :].partition("/")[0] for problem in problems}
-    members: dict[str, Raw] = heart.decoder(dict[str, Raw]).decode(extensions or "{}")
+    members: dict[str, Raw] = heart.decoder(dict[str, Raw]).decode(extensions)
     left = {name: value for name, value in members.items() if name not in names}
-    return msgspec.json.encode(left).decode() if left else None
+    return msgspec.json.encode(left).decode() if 0 < len(left) < len(members) else None
