@@ -707,13 +707,10 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     from findings_adapters import formats  # which needs what reads SARIF
 
     settings = heart.Settings.read()
-    documents, absolute = [], list[str]()
+    documents = []
     for name in names:
         try:
-            document, paths = formats.as_sarif(
-                name, read_document(name, settings.max_sarif), source, settings.max_sarif
-            )
-            absolute += paths
+            document = formats.as_sarif(name, read_document(name, settings.max_sarif), source, settings.max_sarif)
             require_size(name, document, settings.max_sarif)
             parsed = formats.ANY_WEIGHT.parse(document, settings)
             if parsed.problems:
@@ -722,25 +719,8 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
             problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
             told = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:TOLD_PROBLEMS])
             raise BadInput(f"{name}: {told}" if told else f"{name} is no SARIF document: {error}") from None
-        absolute += absolute_paths(extensions for extensions, _ in parsed.extensions)
         documents.append((name, document))
-    if absolute:
-        note(
-            f"Note: absolute paths, such as {absolute[0]} ({len(absolute):,} in all), make other findings in another"
-            " folder; say --source DIR for the one above them, or have the scanner write relative paths."
-        )
     return documents
-
-
-ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
-
-
-def absolute_paths(extensions: Iterable[str | None]) -> Iterator[str]:
-    """Give the files of results that have absolute paths."""
-    for each in extensions:
-        file = msgspec.json.decode(each or "{}").get("file")
-        if isinstance(file, str) and ABSOLUTE_PATH.match(file):
-            yield file
 
 
 LONGEST_TYPE = 100  # characters of a project type's name, and of its label
@@ -784,6 +764,19 @@ def prepare_part(config: Config, documents: Documents, *, explain: bool) -> Prep
     for line in prepared.explained if explain else ():
         note(line)
     return prepared
+
+
+ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
+
+
+def note_absolute_paths(spots: Iterable[Spot]) -> None:
+    """Note that findings are at absolute paths, if any are."""
+    paths = [spot.path for spot in spots if ABSOLUTE_PATH.match(spot.path)]
+    if paths:
+        note(
+            f"Note: absolute paths, such as {paths[0]} ({len(paths):,} in all), make other findings in another"
+            " folder; say --source DIR for the one above them, or have the scanner write relative paths."
+        )
 
 
 def register_type(service: Service, name: str, label: str | None) -> None:
@@ -972,6 +965,7 @@ def scan(
             (name, label, prepare_part(config, documents, explain=explain))
             for name, label, documents in parts_of(read_documents(files, source), project_type)
         ]
+        note_absolute_paths(spot for *_, part in parts for spot in part.spots.values())
         with service_at(url, db, new=True) as service:
             for name, label, _ in parts:
                 register_type(service, name, label)

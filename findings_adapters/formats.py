@@ -35,7 +35,6 @@ from findings_adapters.sarif.reading import (
     Result,
     cut_bytes,
     identity_of,
-    is_absolute,
     parse,
     whole,
     without_nul,
@@ -700,8 +699,8 @@ def look_up(finding: Finding, checkout: Checkout) -> None:
         finding.code = checkout.line(finding.path, finding.line)
 
 
-def as_sarif(name: str, text: bytes, source: str | None, most: int) -> tuple[bytes, list[str]]:
-    """Return a file as a SARIF document, and the absolute paths of findings where it was of another format.
+def as_sarif(name: str, text: bytes, source: str | None, most: int) -> bytes:
+    """Return a file as a SARIF document.
 
     :param source: the checkout, for relative paths and code that is not in the file.
     :param most: bytes that the document may have.
@@ -710,19 +709,17 @@ def as_sarif(name: str, text: bytes, source: str | None, most: int) -> tuple[byt
     document = document_of(text)
     form = form_of(name, document)
     if form is None:
-        return text if source is None else with_source(text, Path(source)), []
+        return text if source is None else with_source(text, Path(source))
     checkout = Checkout(Path(source)) if source is not None else None
-    results, absolute, identities = list[Raw](), list[str](), Identities()
+    results, identities = list[Raw](), Identities()
     for finding in findings_of(form, document):
         finding.page = page_of(finding.page)
         if checkout:
             look_up(finding, checkout)
-        if is_absolute(finding.path):
-            absolute.append(finding.path)
         external_id = identities.numbered(finding.identity(form.tool))
         results.append(Raw(msgspec.json.encode(finding.result(external_id))))
         most -= memoryview(results[-1]).nbytes
         if most < 0:
             raise refusal("comes to more SARIF than FINDINGS_MAX_SARIF lets through: split it, or raise that")
     log = {"version": VERSION, "runs": [{"tool": {"driver": {"name": form.tool}}, "results": results}]}
-    return msgspec.json.encode(log), absolute
+    return msgspec.json.encode(log)

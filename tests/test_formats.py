@@ -90,7 +90,7 @@ FOUND = {  # severity, rule and location, by the project type
 def read(text: str | bytes, name: str = "report.json", source: Path | None = None) -> list[dict[str, Any]]:
     """Return the tasks of a report, which must be what a service takes."""
     told = text if isinstance(text, bytes) else text.encode()
-    document, _ = formats.as_sarif(name, told, str(source) if source else None, heart.Settings().max_sarif)
+    document = formats.as_sarif(name, told, str(source) if source else None, heart.Settings().max_sarif)
     parsed = parse(document, heart.Settings())
     assert not parsed.problems
     results = json.loads(document)["runs"][0]["results"]
