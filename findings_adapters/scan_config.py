@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -294,6 +295,10 @@ class Reported(Struct):
     spot: Spot
     is_left_out: bool = False
 
+    def keep_identity(self) -> None:
+        """Write into the result what it is known by: it stays that though others that are alike are not with it."""
+        self.result["fingerprints"] = {**(self.result.get("fingerprints") or {}), OURS: self.external_id}
+
 
 Documents = Sequence[tuple[str, bytes]]
 
@@ -376,29 +381,24 @@ def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, 
 
 RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes need not wait for long
 TEXT_AT_ONCE = 32 * heart.KIB * heart.KIB  # characters that rules say to those, on average: half of a document's limit
-OCCURRENCE = re.compile(r"-[0-9]+\Z")
 
 
 def parts_of_log(
     log: Mapping[str, Any], document: bytes, reported: Iterable[Sequence[Reported]], most: int
 ) -> Iterator[bytes]:
-    """Yield the documents that a large one is sent as, with all results of a file in one of them.
-
-    Results that are alike are numbered in a request: those of several files go with the first one's.
-    """
+    """Yield the documents that a large one is sent as, with all results of a file in one of them."""
     findings = list(itertools.chain.from_iterable(reported))
     if len(findings) <= most:
         yield document
         return
-    files, groups = dict[str, str](), dict[str, set[int]]()
+    files, parts = defaultdict[str, set[int]](set), [set[int]()]
     for each in findings:
-        file = files.setdefault(OCCURRENCE.sub("", each.external_id or ""), each.spot.path)
-        groups.setdefault(file, set()).add(id(each.result))
-    parts = [set[int]()]
-    for group in groups.values():
-        if parts[-1] and len(parts[-1]) + len(group) > most:
+        each.keep_identity()
+        files[each.spot.path].add(id(each.result))
+    for results in files.values():
+        if parts[-1] and len(parts[-1]) + len(results) > most:
             parts.append(set())
-        parts[-1] |= group
+        parts[-1] |= results
     for part in parts:
         runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for run in log["runs"]]
         yield json.dumps({**log, "runs": runs}, ensure_ascii=False, separators=(",", ":")).encode()
@@ -456,8 +456,8 @@ class Decider:
         kept = [each for each in reported if not each.is_left_out]
         if left_out := {id(each.result) for each in reported if each.is_left_out}:
             run["results"] = [each for each in run["results"] if id(each) not in left_out]
-            for each in kept:  # which stays what it was, though others that are alike are gone
-                each.result["fingerprints"] = {**(each.result.get("fingerprints") or {}), OURS: each.external_id}
+            for each in kept:
+                each.keep_identity()
         if decided:
             write_severities(run, kept)
         return bool(left_out) or decided

@@ -520,7 +520,7 @@ def test_a_large_document_is_sent_in_several_requests(job: Job, monkeypatch: pyt
     job.write_log("a.sarif", log_of(run_of(*alike, name="demo"), run_of(*moved, name="demo")))
     job.scan("a.sarif", code=1)
     assert sum(map(len, sent)) == 16
-    assert [{*uris} for uris in sent] == [{"a.py", "d.py"}, {"b.py"}, {"c.py"}]
+    assert [{*uris} for uris in sent] == [{"a.py"}, {"b.py"}, {"c.py"}, {"d.py"}]
     assert job.last_run()["submitted"]["created"] == 16
     monkeypatch.undo()
     job.scan("a.sarif", code=0)
