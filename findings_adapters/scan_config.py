@@ -24,7 +24,7 @@ import regex
 from msgspec import Struct
 
 import findings_service as heart
-from findings_adapters.client import Service, quoted
+from findings_adapters.client import Service, in_json, quoted
 
 OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and what it is known by in its fingerprints
 UNCHECKED = "not-checked"  # the rule of what a tool passed over, as readers of other formats have it
@@ -319,7 +319,7 @@ def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
             part = (name, document)
             if len(tools) > 1:
                 runs = [run if tool_of(run) == tool else run | {"results": []} for run in log["runs"]]
-                part = (f"{name}, {tool}", json.dumps({**log, "runs": runs}, ensure_ascii=False).encode())
+                part = (f"{name}, {tool}", in_json({**log, "runs": runs}))
             parts.setdefault(tool, []).append(part)
     return parts
 
@@ -365,7 +365,7 @@ def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, 
         reported = reported_in(log, parsed)
         changed = [decider.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
         if any(changed):
-            document = json.dumps(log, ensure_ascii=False, separators=(",", ":")).encode()
+            document = in_json(log)
         size = sum(len(f"{each.description}{each.remediation}") for each in parsed.reports)
         most = min(RESULTS_AT_ONCE, TEXT_AT_ONCE * len(parsed.reports) // max(size, 1))
         prepared.documents += ((name, part) for part in parts_of_log(log, document, reported, most))
@@ -401,7 +401,7 @@ def parts_of_log(
         parts[-1] |= results
     for part in parts:
         runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for run in log["runs"]]
-        yield json.dumps({**log, "runs": runs}, ensure_ascii=False, separators=(",", ":")).encode()
+        yield in_json({**log, "runs": runs})
 
 
 def reported_in(log: Mapping[str, Any], parsed: heart.Parsed) -> list[list[Reported]]:
