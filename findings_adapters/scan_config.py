@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class Config(Struct):
         """
         given = dict(line_of(text) for text in severities)
         more = [(each, "--exclude") for each in patterns]
-        require_no_faults(pattern_fault(where, each) for each, where in more)
+        require_no_faults(pattern_faults("--exclude", patterns))
         return Config([SeverityRules("--severity", given), *self.lines], [*self.patterns, *more])
 
 
@@ -92,16 +93,14 @@ def patterns_of(lines: Iterable[str]) -> Any:
     return GitIgnoreSpec.from_lines(lines)
 
 
-def pattern_fault(where: str, pattern: Any) -> str:
-    """Return the fault of a pattern of gitignore, "" where it can match."""
-    if isinstance(pattern, str):
-        try:
-            made = list(patterns_of([pattern]).patterns)
-        except (ValueError, re.error):
-            made = []
-        if made and made[0].include is not None:
-            return ""
-    return f'{where}: {pattern!r} is not a valid .gitignore pattern; use one such as "tests/**"'
+def pattern_faults(where: str, patterns: Iterable[Any]) -> Iterator[str]:
+    """Yield the faults of patterns of gitignore: those that are none, or can match nothing."""
+    for pattern in patterns:
+        with suppress(TypeError, ValueError, re.error):
+            [made] = patterns_of([pattern]).patterns
+            if made.include is not None:
+                continue
+        yield f'{where}: {pattern!r} is not a valid .gitignore pattern; use one such as "tests/**"'
 
 
 def read_config(name: str | None) -> Config:
@@ -123,7 +122,7 @@ def read_config(name: str | None) -> Config:
 
 def require_no_faults(faults: Iterable[str]) -> None:
     """Check that there are no faults. :raises ConfigurationError: with all of them."""
-    if told := "; ".join(filter(None, faults)):
+    if told := "; ".join(faults):
         raise heart.ConfigurationError(told)
 
 
@@ -143,7 +142,7 @@ def faults_in(told: Mapping[str, Any], path: str) -> Iterator[str]:
     if not isinstance(patterns, list):
         yield f'{path}: exclude must be a list: say exclude = ["tests/**"]'
         patterns = []
-    yield from (pattern_fault(f"{path}: exclude", each) for each in patterns)
+    yield from pattern_faults(f"{path}: exclude", patterns)
     for key, (_, pattern, advice) in TEXTS.items():
         if key in told and not (isinstance(told[key], str) and regex.match(pattern, told[key])):
             yield f"{path}: {key} = {told[key]!r}: say {advice}"
