@@ -323,29 +323,22 @@ class Finding(Struct):
 
     def order(self) -> tuple[int, bool, str, int]:
         """Return where it stands among others: the worst first, then by its place, without one at the end."""
-        return SEVERITIES.index(self.task.severity), not self.spot.path, self.spot.path, self.spot.line or 0
+        place = self.spot.path or self.task.location or ""
+        return SEVERITIES.index(self.task.severity), not place, place, self.spot.line or 0
 
 
 def finding_at(spots: Spots, task: heart.Task, *, is_new: bool = False) -> Finding:
     """Return a task as a finding where the document that was scanned has it: the main line's place may be another."""
     spot = spots.get(task.external_id or "", Spot())
-    return Finding(task, is_new, spot if spot.path and spot.line else stored_spot(task))
+    return Finding(task, is_new, spot if spot.path else stored_spot(task))
 
 
 def stored_spot(task: heart.Task) -> Spot:
-    """Return where a task is by what is stored of it: its extensions, or else the label of evidence."""
-    line, end_line = (extension(task, name, int) for name in ("line", "endLine"))
-    if file := extension(task, "file", str):
-        return Spot(file, line, end_line)
-    labels = (regex.fullmatch(r"(.+):([0-9]{1,9})", each.label or "") for each in task.evidence)
-    found = next(filter(None, labels), None)
-    return Spot(found[1], int(found[2]), end_line) if found else Spot()
-
-
-def extension(task: heart.Task, name: str, kind: type[Any]) -> Any:
-    """Return an extension, None where it is not of that kind."""
-    value = msgspec.json.decode(task.extensions).get(name)
-    return value if type(value) is kind else None
+    """Return where a task is by what is stored of it: its location, or else the label of evidence."""
+    places = (task.location, *(each.label for each in task.evidence))
+    lines = (regex.fullmatch(r"(.+):([0-9]{1,9})", place or "") for place in places)
+    found = next(filter(None, lines), None)
+    return Spot(found[1], int(found[2])) if found else Spot()
 
 
 class Bar(Struct):
@@ -503,7 +496,7 @@ def annotation(kind: str, finding: Finding) -> str:
         "endLine": spot.end_line if spot.line else None,
         "col": column,
         "endColumn": behind - 1 if column and behind and behind > column else None,  # SARIF has the one behind it
-        "title": f"{task.severity}: {task.rule or extension(task, 'ruleId', str) or 'finding'}",
+        "title": f"{task.severity}: {task.rule or 'finding'}",
     }
     listed = (
         f"{name}={command_text(str(value)).replace(':', '%3A').replace(',', '%2C')}"
