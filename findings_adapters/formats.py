@@ -158,9 +158,10 @@ class Row:
 
     def _get(self, name: str, kind: type[Read]) -> Read | None:
         value = self.members.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
-        return value
+        try:
+            return None if value is None else msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     def __getitem__(self, name: str) -> str:
         """Return a text, "" where there is none."""
@@ -168,10 +169,7 @@ class Row:
 
     def number(self, name: str) -> float | None:
         """Return a number."""
-        value = self.members.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-        return value
+        return self._get(name, float)
 
     def line(self, name: str) -> int | None:
         """Return the number of a line, None where it is none."""

@@ -276,7 +276,7 @@ FAILED = cases(
     deep_and_closed_xml=("<testsuite>" * 200_000 + "</testsuite>" * 200_000, "no test was run"),
     unknown_encoding=('<?xml version="1.0" encoding="x"?><testsuite/>', "is broken XML"),
     other_xml=("<checkstyle/>", "is XML of no known format"),
-    broken=('{"results": {}, "errors": [], "metrics": {}}', "is no report of Bandit as it is known: results: expected"),
+    broken=('{"results": {}, "errors": [], "metrics": {}}', "is no report of Bandit as it is known: results: Expected"),
 )
 
 
