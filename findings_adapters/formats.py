@@ -252,12 +252,6 @@ def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
     )
 
 
-def pa11y_page(page: Row) -> Iterator[Finding]:
-    """Read what pa11y's own API returns of a page."""
-    for issue in page.rows("issues"):
-        yield from pa11y(issue, page["pageUrl"])
-
-
 def pa11y_ci(report: Row) -> Iterator[Finding]:
     """Read what pa11y-ci writes, by the pages' addresses (https://github.com/pa11y/pa11y-ci)."""
     pages = report.row("results")
@@ -573,7 +567,6 @@ class Known(Struct):
 KNOWN = (
     Known("axe-core", "violations passes", axe),
     Known("pa11y", "code message selector context", pa11y, may_be_empty=True),
-    Known("pa11y", "pageUrl issues", pa11y_page),
     Known("pa11y", "total passes errors results", pa11y_ci),
     Known("Lighthouse", "lighthouseVersion audits", lighthouse),
     Known("Bandit", "results errors metrics", bandit),
