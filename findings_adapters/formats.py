@@ -104,10 +104,7 @@ class Finding(Struct, kw_only=True):
             "severity": self.severity,
             "status": "dismissed" if self.is_dismissed else None,
             "description": cut_bytes("\n\n".join(filter(None, self.description)), DESCRIPTION),
-            "evidence": [
-                *({name: text for name, text in msgspec.structs.asdict(each).items() if text} for each in code),
-                *self.evidence,
-            ],
+            "evidence": [*code, *self.evidence],
             "remediation": [{"instruction": cut_bytes(fix, RULE_TEXT)} for fix in self.fixes if fix and fix.strip()],
             "rule": rule,
             "location": location,
