@@ -807,7 +807,6 @@ def report_in_runs(
             note(f"Findings of {start['projectType']} resolved because their paths are left out: {number:,}.")
         if resolve_missing and prepared.is_partial:
             note(f"Nothing of {start['projectType']} is resolved: it says that it could not check everything.")
-    for run_id, (start, _) in begun.items():
         target, branch = start["targetUrl"] or "no target", start["branch"] or "main line"
         note(f"Run {run_id} of {start['projectType']}, {target}, {branch}.")
     return {run_id: prepared.spots for run_id, (_, prepared) in begun.items()}
