@@ -704,10 +704,8 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     for name in names:
         try:
             document = formats.as_sarif(name, read_document(name, settings.max_sarif), source, settings.max_sarif)
-            require_size(name, document, settings.max_sarif)
-            parsed = formats.ANY_WEIGHT.parse(document, settings)
-            if parsed.problems:
-                raise heart.ValidationFailed(parsed.problems)
+            if problems := formats.ANY_WEIGHT.parse(document, settings).problems:
+                raise heart.ValidationFailed(problems)
         except heart.ServiceError as error:
             problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
             told = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:TOLD_PROBLEMS])
