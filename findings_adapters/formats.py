@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -271,16 +272,15 @@ def lighthouse(report: Row) -> Iterator[Finding]:
     error, categories = report.row("runtimeError"), report.row("categories")
     if error["code"] not in ("", "NO_ERROR") or not categories.members:
         raise refusal(f"Lighthouse failed: {error['message'] or error['code'] or 'it ran no category'}")
-    weights: dict[str, float] = {}
-    groups: dict[str, list[str]] = {}
+    groups, counted = defaultdict[str, list[str]](list), set[str]()
     for category in categories.members:
         for reference in categories.row(category).rows("auditRefs"):
-            name = reference["id"]
-            weights[name] = max(weights.get(name, 0), reference.number("weight") or 0)
-            groups.setdefault(name, []).append(category)
-    for name, weight in weights.items():
-        audit, severity = report.row("audits").row(name), "medium" if weight else "low"
-        yield from lighthouse_audit(report, audit, groups[name], severity)
+            groups[reference["id"]].append(category)
+            if reference.number("weight"):
+                counted.add(reference["id"])
+    for name, named in groups.items():
+        audit, severity = report.row("audits").row(name), "medium" if name in counted else "low"
+        yield from lighthouse_audit(report, audit, named, severity)
 
 
 def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Iterator[Finding]:
