@@ -411,7 +411,7 @@ def reported_in(log: Mapping[str, Any], parsed: heart.Parsed) -> list[list[Repor
         result = log["runs"][int(run)]["results"][int(number)]
         known = msgspec.json.decode(text or "{}")
         severity = heart.SEVERITIES[-report.severity]
-        rule = str(result.get("ruleId") or known.get("ruleId") or report.rule or "").strip()
+        rule = str(result.get("ruleId") or report.rule or "").strip()
         reported[int(run)].append(Reported(result, report.external_id, severity, rule, spot_of(result, known)))
     return reported
 
