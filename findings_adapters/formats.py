@@ -41,7 +41,6 @@ from findings_adapters.sarif.reading import (
     without_nul,
 )
 from findings_adapters.sarif.source import Checkout, with_source
-from findings_adapters.sarif.writing import LEVELS
 
 MESSAGE = 500  # characters, like the next
 TEXT = 4096  # what is looked at of a text that is cut to less
@@ -120,11 +119,10 @@ class Finding(Struct, kw_only=True):
         report = self.report()
         return {
             "ruleId": self.rule,
-            "level": LEVELS[self.severity],
             "message": {"text": report["title"]},
             "locations": [place] if self.path else [],  # a page is no path, by which it could be left out
             "fingerprints": {OURS: external_id},
-            "properties": {"tags": report.get("tags", []), OURS: report},
+            "properties": {OURS: report},
         }
 
 
