@@ -37,10 +37,8 @@ class Tools:
 
     def rule_of(self, task: heart.Task, extensions: Mapping[str, Any]) -> Written:
         """Return the rule of a task: its own or its scanner's, else one that has the name of its project type."""
-        tool = word_in(extensions, "tool")
-        rule_id = task.rule or (tool and word_in(extensions, "ruleId"))
-        if not rule_id:
-            tool, rule_id = None, task.project_type
+        tool = word_in(extensions, "tool") if task.rule else None
+        rule_id = task.rule or task.project_type
         rules = self.rules.setdefault(tool, {})
         rule = rules.get(rule_id)
         if rule is None:
