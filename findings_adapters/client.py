@@ -45,28 +45,6 @@ import findings_service as heart
 from findings_features.brief import Brief
 from findings_features.gate import FailOn, Gate
 
-__all__ = [
-    "Answer",
-    "Findings",
-    "FindingsRefused",
-    "Local",
-    "Refused",
-    "RefusedFinding",
-    "Remote",
-    "RunSession",
-    "Service",
-    "Stopped",
-    "TaskFilters",
-    "ToldProblem",
-    "Unavailable",
-    "fingerprint",
-    "quoted",
-    "service_at",
-    "service_options",
-    "stoppable",
-    "typed_options",
-]
-
 PASSING = (429, 502, 503, 504)
 LISTED_PROBLEMS = 3
 
