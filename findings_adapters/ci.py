@@ -312,7 +312,7 @@ Spots = Mapping[str, Spot]  # by external id
 class Finding(Struct):
     """A finding to show, and where it is, as far as that is known."""
 
-    task: heart.Task
+    task: heart.TaskHead
     is_new: bool
     spot: Spot
 
@@ -327,18 +327,12 @@ class Finding(Struct):
         return SEVERITIES.index(self.task.severity), not place, place, self.spot.line or 0
 
 
-def finding_at(spots: Spots, task: heart.Task, *, is_new: bool = False) -> Finding:
+def finding_at(spots: Spots, task: heart.TaskHead, *, is_new: bool = False) -> Finding:
     """Return a task as a finding where the document that was scanned has it: the main line's place may be another."""
     spot = spots.get(task.external_id or "", Spot())
-    return Finding(task, is_new, spot if spot.path else stored_spot(task))
-
-
-def stored_spot(task: heart.Task) -> Spot:
-    """Return where a task is by what is stored of it: its location, or else the label of evidence."""
-    places = (task.location, *(each.label for each in task.evidence))
-    lines = (regex.fullmatch(r"(.+):([0-9]{1,9})", place or "") for place in places)
-    found = next(filter(None, lines), None)
-    return Spot(found[1], int(found[2])) if found else Spot()
+    if not spot.path and (line := regex.fullmatch(r"(.+):([0-9]{1,9})", task.location or "")):
+        spot = Spot(line[1], int(line[2]))
+    return Finding(task, is_new, spot)
 
 
 class Bar(Struct):
@@ -390,8 +384,7 @@ def report_of(service: Service, run_id: str, bar: Bar, spots: Spots) -> Report:
         verdict.reason = (
             f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
         )
-    new = {each.id for each in unbarred.offenders}
-    found, total = findings_of(service, run, new, spots, new_first=bar.only == "new")
+    found, total = findings_of(service, run, unbarred.offenders, spots, new_first=bar.only == "new")
     return Report(run, verdict, unbarred, spots, found, total)
 
 
@@ -399,26 +392,25 @@ SHOWN = 50  # findings in a report
 
 
 def findings_of(
-    service: Service, run: heart.Run, new: set[str], spots: Spots, *, new_first: bool
+    service: Service, run: heart.Run, new: Sequence[heart.TaskHead], spots: Spots, *, new_first: bool
 ) -> tuple[list[Finding], int]:
     """Return the findings of a run to show, the worst ones first, and how many it has that could be.
 
     :param new: the worst ones that are new. Other ones make room for these with `new_first`.
     """
     listed = worst_of(service, run)
-    absent = new - {each.id for each in listed.tasks} if new_first else set()
-    asked = (service.get(f"tasks/{quoted(each)}", heart.Task) for each in sorted(absent))
-    found = [finding_at(spots, each, is_new=each.id in new) for each in (*listed.tasks, *asked)]
+    new_ids = {each.id for each in new}
+    shown = {each.id: each for each in (*listed.tasks, *(new if new_first else ()))}
+    found = [finding_at(spots, each, is_new=each.id in new_ids) for each in shown.values()]
     fresh = [each for each in found if each.is_new]
     known = [each for each in found if not each.is_new][: max(SHOWN - len(fresh), 0)]
     return sorted([*fresh, *known], key=Finding.order), listed.total
 
 
-def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.FullTaskPage:
+def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.TaskPage:
     """Return the worst findings of a run that nobody has set aside, of those that filters leave."""
     statuses = blocking_statuses(run.branch)
-    shown = {"sort": "severity", "view": "full", "limit": SHOWN}
-    return service.get("tasks", heart.FullTaskPage, run_id=run.id, status=statuses, **shown, **filters)
+    return service.get("tasks", heart.TaskPage, run_id=run.id, status=statuses, sort="severity", limit=SHOWN, **filters)
 
 
 # ---------------------------------------------------------------------------
