@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -47,10 +48,10 @@ from findings_adapters.scan_config import (
     OPTIONS,
     TEXTS,
     Config,
-    Documents,
+    Decider,
     Prepared,
+    Scanned,
     Spot,
-    by_tool,
     count_missing,
     member,
     prepare,
@@ -680,8 +681,8 @@ def require_size(name: str, text: bytes, most: int) -> None:
 TOLD_PROBLEMS = 3  # of a document
 
 
-def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, bytes]]:
-    """Return files as SARIF with their names, with paths below the checkout relative to it and its lines of code.
+def read_documents(names: Sequence[str], source: str | None) -> Iterator[Scanned]:
+    """Yield files as SARIF, with paths below the checkout relative to it and its lines of code.
 
     :param source: the checkout; without it all is left as it is.
     :raises BadInput: when one cannot be used.
@@ -692,18 +693,20 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     from findings_adapters import formats  # which needs what reads SARIF
 
     settings = heart.Settings.read()
-    documents = []
     for name in names:
         try:
-            document = formats.as_sarif(name, read_document(name, settings.max_sarif), source, settings.max_sarif)
-            if problems := formats.ANY_WEIGHT.parse(document, settings).problems:
-                raise heart.ValidationFailed(problems)
+            text = formats.as_sarif(name, read_document(name, settings.max_sarif), source, settings.max_sarif)
+            parsed = formats.parse_any_weight(text, settings)
+            if parsed.problems:
+                raise heart.ValidationFailed(parsed.problems)
+            log = json.loads(text)
         except heart.ServiceError as error:
             problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
             told = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:TOLD_PROBLEMS])
             raise BadInput(f"{name}: {told}" if told else f"{name} is no SARIF document: {error}") from None
-        documents.append((name, document))
-    return documents
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, say, in what is not read
+            raise BadInput(f"{name} cannot be read whole: {error}") from None
+        yield Scanned(name, text, log, parsed)
 
 
 LONGEST_TYPE = 100  # characters of a project type's name, and of its label
@@ -724,29 +727,23 @@ def types_of(tools: Iterable[str]) -> dict[str, str]:
 
 LONGEST_LABEL = 200
 
-
-def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, str | None, Documents]]:
-    """Return what is a run of its own: its project type, the label of a new one, and its documents."""
-    if project_type:
-        return [(project_type, None, documents)]
-    tools = by_tool(documents)
-    return [(name, tool[:LONGEST_LABEL], tools[tool]) for name, tool in types_of(tools).items()]
+Part = tuple[str, str | None, Prepared]  # the project type of a run, the label of a new one, and what goes into it
 
 
-def prepare_part(config: Config, documents: Documents, *, explain: bool) -> Prepared:
-    """Return documents as they are sent, by what is configured, and tell what decided. :raises BadInput: for size."""
-    from findings_adapters import formats
+def read_parts(config: Config, documents: Iterable[Scanned], project_type: str | None, *, explain: bool) -> list[Part]:
+    """Return what is a run of its own, prepared as it is configured, and tell what decided. :raises BadInput: for size.
 
-    settings = heart.Settings.read()
-    try:
-        prepared = prepare(config, formats.ANY_WEIGHT, documents, settings)
-    except (ValueError, heart.MalformedJSON) as error:  # a number of thousands of digits, say, in what is not read
-        raise BadInput(f"{documents[0][0]} cannot be read whole: {error}") from None
-    for name, document in prepared.documents:
-        require_size(name, document, settings.max_sarif)
-    for line in prepared.explained if explain else ():
+    :param project_type: of all results together; without it, each tool has a run.
+    """
+    decider, most = Decider(config), heart.Settings.read().max_sarif
+    prepared = prepare(decider, documents, by_tool=not project_type)
+    for line in decider.explained if explain else ():
         note(line)
-    return prepared
+    for name, document in itertools.chain.from_iterable(each.documents for each in prepared.values()):
+        require_size(name, document, most)
+    if project_type:
+        return [(project_type, None, prepared[""])]
+    return [(name, tool[:LONGEST_LABEL], prepared[tool]) for name, tool in types_of(prepared).items()]
 
 
 ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
@@ -943,10 +940,7 @@ def scan(
         if source_url and not regex.match(pattern, source_url):
             raise BadInput(f"--source-url {source_url}: say {meant}")
         place = place_given(os.environ, branch, target)
-        parts = [
-            (name, label, prepare_part(config, documents, explain=explain))
-            for name, label, documents in parts_of(read_documents(files, source), project_type)
-        ]
+        parts = read_parts(config, read_documents(files, source), project_type, explain=explain)
         note_absolute_paths(spot for *_, part in parts for spot in part.spots.values())
         with service_at(url, db, new=True) as service:
             for name, label, _ in parts:

@@ -44,7 +44,7 @@ from findings_adapters.sarif.source import Checkout, with_source
 
 MESSAGE = 500  # characters, like the next
 TEXT = 4096  # what is looked at of a text that is cut to less
-ANY_WEIGHT = heart.SubmissionFormat(parse=partial(parse, weight=math.inf))  # the service checks the parts it is sent
+parse_any_weight = partial(parse, weight=math.inf)  # the service checks the parts that it is sent
 UNCHECKED = "not-checked"  # the rule of what a tool passed over
 
 

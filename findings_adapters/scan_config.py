@@ -7,8 +7,6 @@ decided. Patterns of paths are gitignore's (https://git-scm.com/docs/gitignore#_
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
 import tomllib
 from collections import defaultdict
@@ -299,28 +297,19 @@ class Reported(Struct):
         self.result["fingerprints"] = {**(self.result.get("fingerprints") or {}), OURS: self.external_id}
 
 
-Documents = Sequence[tuple[str, bytes]]
-
-
 def tool_of(run: Any) -> str:
     """Return the name of a run's tool."""
     name: str = run["tool"]["driver"]["name"]
     return name.replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
 
 
-def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
-    """Return what each tool has reported in documents, by its name: each run in its place, those of others empty."""
-    parts: dict[str, list[tuple[str, bytes]]] = {}
-    for name, document in documents:
-        log = json.loads(document)
-        tools = dict.fromkeys(map(tool_of, log["runs"]))
-        for tool in tools:
-            part = (name, document)
-            if len(tools) > 1:
-                runs = [run if tool_of(run) == tool else run | {"results": []} for run in log["runs"]]
-                part = (f"{name}, {tool}", in_json({**log, "runs": runs}))
-            parts.setdefault(tool, []).append(part)
-    return parts
+class Scanned(Struct):
+    """A document of a scanner: its name, its text, what that holds, and the findings that the service reads in it."""
+
+    name: str
+    text: bytes
+    log: dict[str, Any]
+    parsed: heart.Parsed
 
 
 class Prepared(Struct):
@@ -334,8 +323,17 @@ class Prepared(Struct):
     source: dict[str, str] = {}
     spots: dict[str, Spot] = {}
     left_out: set[str] = set()
-    explained: list[str] = []
     is_partial: bool = False
+
+    def add(self, findings: Iterable[Reported]) -> None:
+        """Note where findings are, or that they were left out."""
+        for each in findings:
+            self.is_partial |= each.rule == UNCHECKED and OURS in (each.result.get("properties") or {})
+            if each.external_id and each.is_left_out:
+                self.left_out.add(each.external_id)
+            elif each.external_id:
+                self.spots[each.external_id] = each.spot
+        self.left_out -= self.spots.keys()
 
 
 COMMIT = r"[0-9A-Za-z]{1,64}\Z"
@@ -353,43 +351,38 @@ def source_of(log: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, settings: heart.Settings) -> Prepared:
-    """Return documents with the severities that are configured, without what is left out."""
-    prepared, known = Prepared(), set[str]()
-    decider = Decider(config)
-    for name, document in documents:
-        log = json.loads(document)
-        prepared.source = prepared.source or source_of(log)
-        parsed = form.parse(document, settings)
-        reported = reported_in(log, parsed)
-        changed = [decider.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
-        if any(changed):
-            document = in_json(log)
-        size = sum(len(f"{each.description}{each.remediation}") for each in parsed.reports)
-        most = min(RESULTS_AT_ONCE, TEXT_AT_ONCE * len(parsed.reports) // max(size, 1))
-        prepared.documents += ((name, part) for part in parts_of_log(log, document, reported, most))
-        for each in itertools.chain.from_iterable(reported):
-            prepared.is_partial |= each.rule == UNCHECKED and OURS in (each.result.get("properties") or {})
-            if each.external_id:
-                known.add(each.external_id)
-                if not each.is_left_out:
-                    prepared.spots[each.external_id] = each.spot
-    prepared.left_out, prepared.explained = known - prepared.spots.keys(), decider.explained
-    return prepared
+def prepare(decider: Decider, documents: Iterable[Scanned], *, by_tool: bool) -> dict[str, Prepared]:
+    """Return what goes into each run, by the names of tools, or under "" for all of them together.
+
+    Findings have the severities that are configured, and are without what is left out.
+    """
+    parts = defaultdict[str, Prepared](Prepared)
+    for each in documents:
+        reported = reported_in(each.log, each.parsed)
+        changed = [decider.apply(run, found) for run, found in zip(each.log["runs"], reported, strict=True)]
+        size = sum(len(f"{report.description}{report.remediation}") for report in each.parsed.reports)
+        most = min(RESULTS_AT_ONCE, TEXT_AT_ONCE * len(each.parsed.reports) // max(size, 1))
+        tools = defaultdict[str, list[Reported]](list)
+        for run, found in zip(each.log["runs"], reported, strict=True):
+            tools[tool_of(run) if by_tool else ""] += found
+        for tool, findings in tools.items():
+            name = f"{each.name}, {tool}" if len(tools) > 1 else each.name
+            if len(tools) > 1 or len(findings) > most:
+                texts = [*parts_of_log(each.log, findings, most)]
+            else:
+                texts = [in_json(each.log) if any(changed) else each.text]
+            parts[tool].documents += ((name, text) for text in texts)
+            parts[tool].source = parts[tool].source or source_of(each.log)
+            parts[tool].add(findings)
+    return parts
 
 
 RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes need not wait for long
 TEXT_AT_ONCE = 32 * heart.KIB * heart.KIB  # characters that rules say to those, on average: half of a document's limit
 
 
-def parts_of_log(
-    log: Mapping[str, Any], document: bytes, reported: Iterable[Sequence[Reported]], most: int
-) -> Iterator[bytes]:
-    """Yield the documents that a large one is sent as, with all results of a file in one of them."""
-    findings = list(itertools.chain.from_iterable(reported))
-    if len(findings) <= most:
-        yield document
-        return
+def parts_of_log(log: Mapping[str, Any], findings: Iterable[Reported], most: int) -> Iterator[bytes]:
+    """Yield the documents that some findings of one are sent as, with all results of a file in one of them."""
     files, parts = defaultdict[str, set[int]](set), [set[int]()]
     for each in findings:
         each.keep_identity()

@@ -1076,7 +1076,7 @@ def test_scan_reads_a_document_that_the_service_takes_in_parts(tmp_path: Path) -
     results = ({"ruleIndex": 0, "locations": [at(f"{n}.py")]} for n in range(9000))
     path.write_bytes(bytes_of(log_with(*results, rules=[{"id": "R", **FULL_TEXT}])))
     assert parse(path.read_bytes()).problems
-    parts = ci.prepare_part(ci.Config(), ci.read_documents([str(path)], None), explain=False).documents
+    parts = ci.prepare(ci.Decider(ci.Config()), ci.read_documents([str(path)], None), by_tool=False)[""].documents
     stored = [parse(document) for _, document in parts]
     assert [each.problems for each in stored] == [[]] * len(parts)
     assert sum(len(each.reports) for each in stored) == 9000

@@ -10,7 +10,7 @@ from test_ci import Job, assert_one_line, job, result
 from test_sarif import log_with
 
 import findings_service
-from findings_adapters.scan_config import READY, Config, SeverityRules, prepare
+from findings_adapters.scan_config import READY, Config, Decider, Scanned, SeverityRules, prepare
 from tests.support import cases
 
 __all__ = ["job"]
@@ -235,7 +235,9 @@ def prepared(config: Config, document: dict[str, Any]) -> Any:
     """Return what is sent of a document."""
     findings_service.load_parts()
     form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
-    [(_, sent)] = prepare(config, form, [("a", json.dumps(document).encode())], settings).documents
+    text = json.dumps(document).encode()
+    scanned = Scanned("a", text, document, form.parse(text, settings))
+    [(_, sent)] = prepare(Decider(config), [scanned], by_tool=False)[""].documents
     return sent
 
 
