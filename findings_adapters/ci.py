@@ -785,8 +785,8 @@ def report_in_runs(
             for name, document in prepared.documents:
                 submit(service, run_id, name, document)
         resolved = {
-            run_id: count_missing(service, run_id, prepared.left_out)
-            for run_id, (_, prepared) in begun.items()
+            run_id: count_missing(service, run_id, start["branch"], prepared.left_out)
+            for run_id, (start, prepared) in begun.items()
             if resolve_missing and not prepared.is_partial
         }
     for run_id, (start, prepared) in begun.items():

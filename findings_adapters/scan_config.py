@@ -23,7 +23,7 @@ import regex
 from msgspec import Struct
 
 import findings_service as heart
-from findings_adapters.client import Service, in_json, quoted
+from findings_adapters.client import Service, in_json
 
 OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and what it is known by in its fingerprints
 UNCHECKED = "not-checked"  # the rule of what a tool passed over, as readers of other formats have it
@@ -484,11 +484,10 @@ def write_severities(run: Mapping[str, Any], kept: Iterable[Reported]) -> None:
             task["severity"] = each.severity
 
 
-def count_missing(service: Service, run_id: str, external_ids: set[str]) -> int:
-    """Return how many of some findings the end of a run will resolve: those of its own line that it did not report."""
+def count_missing(service: Service, run_id: str, branch: str | None, external_ids: set[str]) -> int:
+    """Return how many of some findings the end of a run will resolve: those of its branch that it did not report."""
     if not external_ids:
         return 0
-    branch = service.get(f"runs/{quoted(run_id)}", heart.Run).branch
     pages = service.walk("tasks", heart.TaskPage, missing_from=run_id)
     missing = (each for page in pages for each in page.tasks)
     return sum(each.branch == branch and each.external_id in external_ids for each in missing)
