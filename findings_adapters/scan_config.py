@@ -108,7 +108,8 @@ def read_config(name: str | None) -> Config:
     """
     if name is None and not Path(FILE).is_file():
         return Config()
-    told, path = read_toml(name or FILE), name or FILE
+    path = name or FILE
+    told = read_toml(path)
     require_no_faults(faults_in(told, path))
     return Config(
         [SeverityRules(f"{path}: [severity]", told.get("severity", {}))],
@@ -358,19 +359,18 @@ def prepare(decider: Decider, documents: Iterable[Scanned], *, by_tool: bool) ->
     """
     parts = defaultdict[str, Prepared](Prepared)
     for each in documents:
-        reported = reported_in(each.log, each.parsed)
-        changed = [decider.apply(run, found) for run, found in zip(each.log["runs"], reported, strict=True)]
+        is_changed, tools = False, defaultdict[str, list[Reported]](list)
+        for run, found in zip(each.log["runs"], reported_in(each.log, each.parsed), strict=True):
+            is_changed |= decider.apply(run, found)
+            tools[tool_of(run) if by_tool else ""] += found
         size = sum(len(f"{report.description}{report.remediation}") for report in each.parsed.reports)
         most = min(RESULTS_AT_ONCE, TEXT_AT_ONCE * len(each.parsed.reports) // max(size, 1))
-        tools = defaultdict[str, list[Reported]](list)
-        for run, found in zip(each.log["runs"], reported, strict=True):
-            tools[tool_of(run) if by_tool else ""] += found
         for tool, findings in tools.items():
             name = f"{each.name}, {tool}" if len(tools) > 1 else each.name
             if len(tools) > 1 or len(findings) > most:
                 texts = [*parts_of_log(each.log, findings, most)]
             else:
-                texts = [in_json(each.log) if any(changed) else each.text]
+                texts = [in_json(each.log) if is_changed else each.text]
             parts[tool].documents += ((name, text) for text in texts)
             parts[tool].source = parts[tool].source or source_of(each.log)
             parts[tool].add(findings)
