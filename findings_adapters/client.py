@@ -216,13 +216,13 @@ class Local:
     """The service in this process over a database file, as client "default" and with every right.
 
     :param by: who the histories say did what is done here.
-    :raises heart.ConfigurationError: for a setting that makes no sense.
-    :raises heart.DatabaseUnusable: when the file cannot be opened; without `new`, when there is none.
+    :raises heart.ConfigurationError: for a setting that makes no sense; without `new`, when there is no such file.
+    :raises heart.DatabaseUnusable: when the file cannot be opened.
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
         if not new and (absence := heart.database_for(heart.Settings.read(db=db)).absence()):
-            raise heart.DatabaseUnusable(absence)
+            raise heart.ConfigurationError(absence)
         settings = heart.Settings.read(db=db, base_url="", api_key="", log="", metrics=False)
         self._service = heart.start_service(settings)
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
@@ -976,6 +976,4 @@ def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Ser
         raise heart.ConfigurationError("say --url or --db, not both")
     if url and typed != {"db"}:
         return Service(Remote(url, key_of_environment()))
-    if not new and (absence := heart.database_for(heart.Settings.read(db=db)).absence()):
-        raise heart.ConfigurationError(absence)
     return Service(Local(db, new=new, by=by))

@@ -300,7 +300,7 @@ def test_the_same_requests_go_to_a_database_file_without_a_key_or_a_servers_sett
 
 
 def test_a_database_file_that_is_not_there_is_made_only_if_wanted(tmp_path: Path) -> None:
-    with pytest.raises(findings_service.DatabaseUnusable, match=re.escape(absence_of(tmp_path / "findings.db"))):
+    with pytest.raises(findings_service.ConfigurationError, match=re.escape(absence_of(tmp_path / "findings.db"))):
         Local(db_at(tmp_path / "findings.db"))
     assert not list(tmp_path.iterdir())
 
