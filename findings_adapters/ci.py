@@ -45,7 +45,6 @@ from findings_adapters.client import (
 )
 from findings_adapters.scan_config import (
     BARS,
-    OPTIONS,
     TEXTS,
     Config,
     Decider,
@@ -847,7 +846,21 @@ config_options = combined(
         metavar="FILE",
         help="What holds for each scan, in TOML; options go before it. [default: findings.toml, if it is here]",
     ),
-    *OPTIONS,
+    click.option(
+        "--severity",
+        "severities",
+        multiple=True,
+        metavar="PREFIX=LEVEL",
+        help="The severity of the rules whose ids begin so; the longest beginning decides.",
+    ),
+    click.option(
+        "--exclude",
+        "patterns",
+        multiple=True,
+        metavar="PATTERN",
+        help="Leave out findings in such paths, as a .gitignore would.",
+    ),
+    click.option("--explain", is_flag=True, help="Say of each finding what decided how severe it is."),
 )
 
 

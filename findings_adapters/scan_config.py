@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import click
 import msgspec
 import regex
 from msgspec import Struct
@@ -157,25 +156,6 @@ def read_toml(path: str) -> dict[str, Any]:
         raise heart.ConfigurationError(f"{path} is not UTF-8: save it as that") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
         raise heart.ConfigurationError(f"{path} is no TOML: {error}; texts, and such keys, stand in quotes") from None
-
-
-OPTIONS = (
-    click.option(
-        "--severity",
-        "severities",
-        multiple=True,
-        metavar="PREFIX=LEVEL",
-        help="The severity of the rules whose ids begin so; the longest beginning decides.",
-    ),
-    click.option(
-        "--exclude",
-        "patterns",
-        multiple=True,
-        metavar="PATTERN",
-        help="Leave out findings in such paths, as a .gitignore would.",
-    ),
-    click.option("--explain", is_flag=True, help="Say of each finding what decided how severe it is."),
-)
 
 
 # ---------------------------------------------------------------------------
