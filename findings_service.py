@@ -4902,18 +4902,14 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many values.
     """
     require_few_values(text)
+    document = document_of(text)  # also for what a model leaves unread
     value, refusal = None, None
     try:
         value = read_model(model, text)
     except msgspec.ValidationError as error:
         refusal = error.with_traceback(None)  # which would keep this frame, and the text and all
-    for raw in astuple(value) if value else ():
-        if isinstance(raw, Raw) and bytes(raw):
-            with suppress(msgspec.ValidationError):
-                require_json(bytes(raw), NESTING - 1)
     if value is not None and not NUL_ESCAPE.search(text):
         return value
-    document = document_of(text)
 
     def check() -> Checked:
         problems: list[Problem] = []
