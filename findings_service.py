@@ -70,7 +70,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 from uuid import UUID
 from wsgiref.types import WSGIEnvironment
@@ -3294,7 +3294,7 @@ RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF
 class Source(Struct, frozen=True, gc=False):
     """What the lists need to know of who reported tasks: a run, or a branch with all of its runs.
 
-    `table` is where it is, `sightings` the table of what it reported, where `column` has its seq.
+    Its fields are columns of `table`. `sightings` is the table of what it reported, where `column` has its seq.
     """
 
     seq: int
@@ -3310,6 +3310,12 @@ class Source(Struct, frozen=True, gc=False):
     def type_and_target(self) -> tuple[str, str]:
         """The project type and target of everything that it reported."""
         return self.project_type, self.target_url
+
+    @classmethod
+    def find(cls, connection: Connection, client_id: str, condition: str, *values: Any) -> list[Self]:
+        """Return those of a client that are as a condition says; it ends the statement."""
+        statement = f"SELECT {', '.join(cls.__struct_fields__)} FROM {cls.table} WHERE client_id = ? AND {condition}"
+        return [cls(*row) for row in connection.execute(statement, (client_id, *values))]
 
 
 class RunKey(Source, frozen=True, gc=False):
@@ -3339,33 +3345,15 @@ def run_model(row: Sequence[Any]) -> Run:
     return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:])))
 
 
-KEY_COLUMNS = """runs.seq, runs.project_type, runs.target_url, runs.reported, runs.id, runs.status, runs.branch"""
-
-
-def find_runs(connection: Connection, client_id: str, condition: str, *values: Any) -> list[RunKey]:
-    """Return the keys of a client's runs that are as a condition says; it ends the statement."""
-    statement = f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND {condition}"
-    return [RunKey(*row) for row in connection.execute(statement, (client_id, *values))]
-
-
-BRANCH_COLUMNS = "branches.seq, branches.project_type, branches.target_url, branches.reported, branches.name"
-
-
-def find_branches(connection: Connection, client_id: str, condition: str, *values: str) -> list[BranchKey]:
-    """Return the keys of a client's branches that are as a condition says."""
-    statement = f"SELECT {BRANCH_COLUMNS} FROM branches WHERE client_id = ? AND {condition}"
-    return [BranchKey(*row) for row in connection.execute(statement, (client_id, *values))]
-
-
 def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
     """Return the branch that a run is of, None where it is of the main line."""
     same = "name = ? AND project_type = ? AND target_url = ?"
-    return next(iter(find_branches(connection, client_id, same, run.branch, *run.type_and_target)), None)
+    return next(iter(BranchKey.find(connection, client_id, same, run.branch, *run.type_and_target)), None)
 
 
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
     """Return a run's key. :raises Missing: when the client has no such run."""
-    for run in find_runs(connection, client_id, "id = ?", run_id):
+    for run in RunKey.find(connection, client_id, "id = ?", run_id):
         return run
     raise Missing(f"There is no run {truncate(run_id)!r}.")
 
@@ -3373,10 +3361,10 @@ def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKe
 def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
     """Return a run's key, and the schema of its tasks' extensions. :raises Missing: when there is no such run."""
     row = connection.execute(
-        f"""SELECT {KEY_COLUMNS}, project_types.extension_schema
-            FROM runs JOIN project_types
-                ON project_types.client_id = runs.client_id AND project_types.name = runs.project_type
-            WHERE runs.client_id = ? AND runs.id = ?""",
+        f"""SELECT {", ".join(RunKey.__struct_fields__)}, (
+                SELECT extension_schema FROM project_types
+                WHERE project_types.client_id = runs.client_id AND project_types.name = runs.project_type
+            ) FROM runs WHERE client_id = ? AND id = ?""",
         (client_id, run_id),
     ).fetchone()
     if row is None:
@@ -3490,8 +3478,8 @@ CLOCKS_DIFFER = 60.0  # seconds at most, of those of two servers; what is later 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
     """Return some of a client's runs that have been idle for so long, first those with a last use in the future."""
     used = "status = 'running' AND last_used_at {} ? LIMIT ?"
-    future = find_runs(connection, client_id, used.format(">"), timestamp(ago=-CLOCKS_DIFFER), RUNS_AT_ONCE)
-    return future or find_runs(connection, client_id, used.format("<"), timestamp(ago=idle_seconds), RUNS_AT_ONCE)
+    future = RunKey.find(connection, client_id, used.format(">"), timestamp(ago=-CLOCKS_DIFFER), RUNS_AT_ONCE)
+    return future or RunKey.find(connection, client_id, used.format("<"), timestamp(ago=idle_seconds), RUNS_AT_ONCE)
 
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
@@ -3735,8 +3723,8 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         statuses=frozenset_or_none(query.status),
         ranks=frozenset_or_none(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
-        runs=find_runs(connection, client_id, f"id {LISTED}", json.dumps(ids)) if ids else None,
-        branches=find_branches(connection, client_id, f"name {LISTED}", json.dumps(names)) if names else None,
+        runs=RunKey.find(connection, client_id, f"id {LISTED}", json.dumps(ids)) if ids else None,
+        branches=BranchKey.find(connection, client_id, f"name {LISTED}", json.dumps(names)) if names else None,
         rules=frozenset_or_none(query.rule),
         location=query.location,
         tags=frozenset_or_none(query.tag),

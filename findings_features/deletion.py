@@ -118,7 +118,7 @@ def prune_slice(
 
     :param deleted: whether the tasks that stay are to tell nothing of the run any more.
     """
-    if not heart.find_runs(connection, client_id, "id = ?", run.id):
+    if not heart.RunKey.find(connection, client_id, "id = ?", run.id):
         return 0, True
     heart.raise_stamp(connection, client_id)
     rows = connection.execute(
@@ -173,7 +173,7 @@ def prune_slices(
         while True:
             with database.apart("maintenance") as connection:
                 few = f"{OLD_RUN} ORDER BY finished_at LIMIT ?"
-                old = heart.find_runs(connection, client_id, few, before, client_id, FOUND_AT_ONCE)
+                old = heart.RunKey.find(connection, client_id, few, before, client_id, FOUND_AT_ONCE)
             if not old:
                 break
             for run in old:

@@ -71,7 +71,7 @@ def find_latest_on_main_line(connection: heart.Connection, client_id: str, run: 
     """Return the main line's last completed run of a run's type and target that was created before it."""
     before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
         ORDER BY seq DESC LIMIT 1"""
-    return next(iter(heart.find_runs(connection, client_id, before, *run.type_and_target, run.seq)), None)
+    return next(iter(heart.RunKey.find(connection, client_id, before, *run.type_and_target, run.seq)), None)
 
 
 def select_baseline(
