@@ -5696,14 +5696,6 @@ class Call:
             raise ValidationFailed(problems, complete=self._complete)
         return self._body
 
-    def require_match(self, etag: str) -> None:
-        """Check that what is to be changed is what the caller has seen, if it says what that was.
-
-        :raises ChangedMeanwhile: when its ETag is another one now.
-        """
-        if self.expected is not None and not self.expected.contains_raw(etag):
-            raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
-
     def answered_before(self, connection: Connection, key: RequestKey) -> Answer | None:
         """Return the answer that the request got before under its key, None when it got none."""
         kept = find_answer(connection, key, self.body_hash)
@@ -6031,7 +6023,9 @@ def patch_task(call: Call, task_id: str) -> PendingWrite:
     def triage(connection: Connection) -> Answer:
         state = find(connection)
         if call.expected is not None:
-            call.require_match(select_task(connection, call.client_id, task_id).etag)
+            etag = select_task(connection, call.client_id, task_id).etag
+            if not call.expected.contains_raw(etag):
+                raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
         triage_tasks(connection, call.principal, [state], update)
