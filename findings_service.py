@@ -1324,7 +1324,7 @@ class Connection(ABC):
     pages: dict[tuple[str, ...], bytes] | None = None
 
     def begin_counting(self) -> None:
-        """Make what a transaction counts by; whoever makes a connection does this once."""
+        """Count anew: whoever makes a connection does this once, and each transaction that ends."""
         self.counted: Counter[CounterKey] = Counter()
         self.deletes = False
         self.is_late: Callable[[], bool] = bool
@@ -1400,12 +1400,7 @@ class Connection(ABC):
                 "DELETE FROM counters WHERE client_id = ? AND scope IN (?, ?) AND n = 0",
                 [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(fewer)],
             )
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop what belongs to a transaction, because it ends."""
-        self.counted.clear()
-        self.deletes = False
+        self.begin_counting()
 
 
 CLOCK_JUMP, CLOCK_DISTRUST = 86_400.0, 3600.0  # seconds
@@ -1997,7 +1992,7 @@ class SQLiteDatabase(Database):
                     connection.execute("ROLLBACK")
                 raise
             finally:
-                connection.forget()
+                connection.begin_counting()
 
     def probe(self) -> None:
         """Begin a transaction that writes, and roll it back, unless this process is writing anyway."""
