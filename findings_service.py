@@ -4560,10 +4560,11 @@ def model_validator(model: Any) -> Any:
     return validator_of(schema)
 
 
-def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, pointer: str = "") -> Iterator[Problem]:
+def model_problems(model: Any, document: Any, pointer: str = "") -> Iterator[Problem]:
     """Tell everything that is wrong with a value that its model has refused, but for U+0000 (see `nul_problems`).
 
-    Where jsonschema finds nothing, which no body has come to yet, msgspec's word has to do.
+    Where jsonschema finds nothing, a member is there twice, of which msgspec judges each value, or a number is over
+    what msgspec reads.
 
     :raises OutOfTime: past the deadline.
     """
@@ -4572,7 +4573,7 @@ def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, 
         nothing = False
         yield problem
     if nothing and next(nul_paths(document), None) is None:
-        yield Problem(truncate(str(refusal)), pointer)
+        yield Problem("has a member twice, or a number that is too large", pointer)
 
 
 def read_model(model: type[Checked], text: bytes) -> Checked:
@@ -4633,11 +4634,11 @@ class Parsed(Struct):
         self.extensions.append((extensions, f"{pointer}/extensions"))
         return extensions
 
-    def add_refused(self, text: bytes, refusal: msgspec.ValidationError, pointer: str, levels: int) -> None:
+    def add_refused(self, text: bytes, pointer: str, levels: int) -> None:
         """Note everything that is wrong with one task that its model has refused."""
         document = document_of(text)
         others = len(self.problems)
-        self.problems += model_problems(TaskReport, document, refusal, pointer)
+        self.problems += model_problems(TaskReport, document, pointer)
         if not isinstance(document, dict):
             return
         description = document.get("description")
@@ -4767,9 +4768,9 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed | SlowBody:
         single = True
     try:
         tasks = [read_model(TaskReport, text)] if single else read_model(TaskBatch, text).tasks
-    except msgspec.ValidationError as error:
+    except msgspec.ValidationError:
         document_of(text)
-        return SlowBody(partial(parse_refused, text, single, settings, error.with_traceback(None)))
+        return SlowBody(partial(parse_refused, text, single, settings))
     require_size(tasks, settings)
     parsed = Parsed()
     for index, task in enumerate(tasks):
@@ -4778,7 +4779,7 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed | SlowBody:
     return parsed
 
 
-def parse_refused(text: bytes, single: bool, settings: Settings, refusal: msgspec.ValidationError) -> Parsed:
+def parse_refused(text: bytes, single: bool, settings: Settings) -> Parsed:
     """Parse a submission that its model refused, with the problems of each bad task that are found in time.
 
     :raises ValidationFailed: if it has too many tasks.
@@ -4786,15 +4787,15 @@ def parse_refused(text: bytes, single: bool, settings: Settings, refusal: msgspe
     parsed = Parsed()
     try:
         with TimeLimit(settings.schema_timeout):
-            items = [Raw(text)] if single else batch_items(parsed, text, refusal)
+            items = [Raw(text)] if single else batch_items(parsed, text)
             require_size(items, settings)
             for index, item in enumerate(map(bytes, items)):
                 tick()
                 place = ("", 1) if single else (f"/tasks/{index}", 3)
                 try:
                     task = read_model(TaskReport, item)
-                except msgspec.ValidationError as error:
-                    parsed.add_refused(item, error, *place)
+                except msgspec.ValidationError:
+                    parsed.add_refused(item, *place)
                 else:
                     parsed.add(task, *place)
             parsed.problems += nul_problems(text)
@@ -4804,7 +4805,7 @@ def parse_refused(text: bytes, single: bool, settings: Settings, refusal: msgspe
     return parsed
 
 
-def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -> list[Raw]:
+def batch_items(parsed: Parsed, text: bytes) -> list[Raw]:
     """Return the tasks of a batch unread, and note what is wrong around them."""
     members = decoder(dict[str, Raw]).decode(text)
     around: dict[str, Any] = dict.fromkeys(members)
@@ -4815,7 +4816,7 @@ def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -
     except msgspec.ValidationError:
         around["tasks"] = document_of(bytes(members["tasks"]))
     if around != {"tasks": []}:
-        parsed.problems += model_problems(TaskBatch, around, refusal)
+        parsed.problems += model_problems(TaskBatch, around)
     return items
 
 
@@ -4886,11 +4887,9 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     """
     require_few_values(text)
     document = document_of(text)  # also for what a model leaves unread
-    value, refusal = None, None
-    try:
+    value = None
+    with suppress(msgspec.ValidationError):
         value = read_model(model, text)
-    except msgspec.ValidationError as error:
-        refusal = error.with_traceback(None)  # which would keep this frame, and the text and all
     if value is not None and not NUL_ESCAPE.search(text):
         return value
 
@@ -4899,8 +4898,8 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
         complete = True
         try:
             with TimeLimit(settings.schema_timeout):
-                if refusal is not None:
-                    problems += model_problems(model, document, refusal)
+                if value is None:
+                    problems += model_problems(model, document)
                     problems += free.problems(text, document, settings) if free else ()
                 problems += nul_problems(text, free.member if free and free.nul else None)
         except (OutOfTime, ExtensionCheckTimeout):
@@ -4978,8 +4977,8 @@ def read_query(model: type[Checked], text: str) -> Checked:
             values[name] = read
     try:
         return converted(values, model)
-    except msgspec.ValidationError as error:
-        problem = next(model_problems(model, values, error))
+    except msgspec.ValidationError:
+        problem = next(model_problems(model, values))
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
 
 

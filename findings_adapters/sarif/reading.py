@@ -419,7 +419,7 @@ class Reading:
         """Return everything that is wrong with a part, or of a large one, and once much was told, the first thing."""
         if len(text) > SMALL_PIECE or len(self.problems) > heart.LISTED_PROBLEMS:
             return [quick_problem(refusal, pointer)]
-        return list(heart.model_problems(model, heart.document_of(text), refusal, pointer))
+        return list(heart.model_problems(model, heart.document_of(text), pointer))
 
     def take(self, report: heart.NewTask, rule: KnownRule, pointer: str) -> None:
         """Take a finding."""
