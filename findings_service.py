@@ -576,14 +576,9 @@ RunStatus = Literal["running", "completed", "failed"]
 Level = Literal["read", "agent", "full"]
 
 
-def names_of(literal: Any) -> tuple[str, ...]:
-    """Return the texts that a `Literal` has."""
-    return typing.get_args(literal)
-
-
-SEVERITIES = names_of(Severity)
+SEVERITIES = typing.get_args(Severity)
 UNFINISHED = ("open", "in_progress")
-LEVELS = names_of(Level)
+LEVELS = typing.get_args(Level)
 RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
 
 
@@ -1100,9 +1095,9 @@ class TaskQuery(TaskOrder):
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
-TASK_STATUSES = names_of(TaskStatus)
-REASONS = names_of(Reason)
-RUN_STATUSES = names_of(RunStatus)
+TASK_STATUSES = typing.get_args(TaskStatus)
+REASONS = typing.get_args(Reason)
+RUN_STATUSES = typing.get_args(RunStatus)
 ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
 SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
