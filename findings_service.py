@@ -1497,9 +1497,11 @@ class Database(ABC):
         with self._uses_lock:
             self.last_uses[client_id, table, key] = at
 
-    @abstractmethod
     def write_uses(self, patience: float | None = None) -> None:
-        """Write what `use_later` remembers, unless there is nothing."""
+        """Write what `use_later` remembers, unless there is nothing: client by client."""
+        for client_id in sorted({key[0] for key in list(self.last_uses)}):
+            with self.transaction(client_id, patience):
+                pass
 
     @abstractmethod
     def owns_maintenance(self) -> bool:
@@ -1939,12 +1941,6 @@ class SQLiteDatabase(Database):
             self._require_file()
             connection.execute("BEGIN")
             yield connection
-
-    def write_uses(self, patience: float | None = None) -> None:
-        """Write what `use_later` remembers, unless there is nothing."""
-        if self.last_uses:
-            with self.transaction(patience=patience):
-                pass
 
     # Writing
 

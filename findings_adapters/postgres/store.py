@@ -602,12 +602,6 @@ class PostgresDatabase(heart.Database):
             if connection.send(asked).fetchone() != (0,):
                 raise heart.Busy(BUSY[READ_ONLY])
 
-    def write_uses(self, patience: float | None = None) -> None:
-        """Write what `use_later` remembers, unless there is nothing: client by client."""
-        for client_id in sorted({key[0] for key in list(self.last_uses)}):
-            with self.transaction(client_id, patience):
-                pass
-
     # Maintenance
 
     def owns_maintenance(self) -> bool:
