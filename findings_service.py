@@ -5405,8 +5405,6 @@ def preferred_export(exports: Mapping[str, Export], accept: str) -> Export | Non
 
     No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
     """
-    if accept in ("*/*", JSON_TYPE):
-        return None
     forms = parse_accept_header(accept[:MOST_ACCEPTED], MIMEAccept)  # Werkzeug needs a second for 400 KB of them
     accepted = MIMEAccept((value.partition(";")[0], q) for value, q in forms)
     return exports.get(accepted.best_match([JSON_TYPE, *exports]) or JSON_TYPE)
