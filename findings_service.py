@@ -4590,7 +4590,9 @@ class Parsed(Struct):
 
     def add(self, task: TaskReport, pointer: str, levels: int) -> None:
         """Take one task that its model has accepted, or note what rules it breaks."""
-        problems = rule_problems(task.description, task.evidence or (), task.remediation or (), task.tags or ())
+        problems = rule_problems(
+            task.description, enumerate(task.evidence or ()), enumerate(task.remediation or ()), task.tags or ()
+        )
         self.problems += [problem.below(pointer) for problem in problems]
         extensions = self.add_extensions(task.extensions, pointer, levels)
         numbered = enumerate(task.remediation or (), start=1)
@@ -4647,15 +4649,11 @@ class Parsed(Struct):
             self.add_extensions(decoder(dict[str, Raw]).decode(text).get("extensions", Raw()), pointer, levels)
 
 
-def readable_items(items: Any, model: type[Checked]) -> list[Checked | None]:
-    """Return the first items of an array in a task that its model has refused, None in place of those that are bad."""
-    readable: list[Checked | None] = []
-    for item in items[:PROBLEMS_OF_ONE] if isinstance(items, list) else ():
-        try:
-            readable.append(converted(item, model))
-        except msgspec.ValidationError:
-            readable.append(None)
-    return readable
+def readable_items(items: Any, model: type[Checked]) -> Iterator[tuple[int, Checked]]:
+    """Yield those of the first items of an array that are good, with their indexes, in a task that was refused."""
+    for index, item in enumerate(items[:PROBLEMS_OF_ONE] if isinstance(items, list) else ()):
+        with suppress(msgspec.ValidationError):
+            yield index, converted(item, model)
 
 
 def to_json_text(items: Sequence[Any]) -> str:
@@ -4670,20 +4668,18 @@ def exceeds_bytes(text: str | None, limit: int) -> bool:
 
 def rule_problems(
     description: str | None,
-    evidence: Sequence[Evidence | None],
-    remediation: Sequence[RemediationStep | None],
+    evidence: Iterable[tuple[int, Evidence]],
+    remediation: Iterable[tuple[int, RemediationStep]],
     tags: Sequence[Any],
 ) -> Iterator[Problem]:
-    """Tell which rules a task breaks that its model cannot express. An item that is None has been refused already."""
+    """Tell which rules a task breaks that its model cannot express. Evidence and steps have their indexes."""
     if exceeds_bytes(description, 64 * KIB):
         yield Problem("must be at most 64 KiB of UTF-8", "/description")
-    for index, item in enumerate(evidence):
-        for problem in () if item is None else evidence_problems(item):
+    for index, item in evidence:
+        for problem in evidence_problems(item):
             yield problem.below(f"/evidence/{index}")
     taken = set()
-    for index, step in enumerate(remediation):
-        if step is None:
-            continue
+    for index, step in remediation:
         number = int(step.step or index + 1)
         if number in taken:
             yield Problem(f"step {number} is there already; steps must differ", f"/remediation/{index}/step")
