@@ -56,52 +56,39 @@ FROM idempotent_answers;
 DROP TABLE idempotent_answers;
 ALTER TABLE new_idempotent_answers RENAME TO idempotent_answers;
 """
-FILLED_AT_ONCE = 200  # tasks, each with extensions of up to 256 KiB
 
 
 def fill_marks(connection: heart.Connection) -> None:
     """Give tasks that came as SARIF their rule, location and tags, which only their extensions had until schema 9."""
-    rows_of = f"""SELECT {heart.TASK_ROW_COLUMNS}, task_details.extensions, task_words.words FROM tasks {heart.DETAILS}
-        JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
-        WHERE tasks.client_id = ? AND tasks.seq > ? AND task_details.extensions IS NOT NULL
-        ORDER BY tasks.seq LIMIT ?"""
+    rows_of = f"""SELECT {heart.TASK_ROW_COLUMNS}, task_details.extensions FROM tasks {heart.DETAILS}
+        WHERE tasks.client_id = ? AND task_details.extensions IS NOT NULL ORDER BY tasks.seq"""
     for client_id in heart.select_clients(connection):
+        for *fields, extensions in connection.stream(rows_of, (client_id,)):
+            state, told = heart.TaskRow(*fields), msgspec.json.decode(extensions)
+            if all(isinstance(told.get(name), str) for name in ("tool", "ruleId")):
+                rule, location, tags = foreign_marks(*map(told.get, ("ruleId", "file", "line", "tags")))
+                connection.execute(
+                    "UPDATE tasks SET rule = ?, location = ?, tags = ? WHERE client_id = ? AND seq = ?",
+                    (rule, location, tags, client_id, state.seq),
+                )
+                marked = msgspec.structs.replace(state, rule=rule, tags=tags)
+                heart.move_in_counters(connection, client_id, [(state, marked)])
         last = 0
-        while rows := connection.execute(rows_of, (client_id, last, FILLED_AT_ONCE)).fetchall():
-            filled: list[tuple[heart.TaskRow, heart.TaskRow, str | None, str]] = []
-            for *fields, extensions, words in rows:
-                state, told = heart.TaskRow(*fields), msgspec.json.decode(extensions)
-                last = state.seq
-                if all(isinstance(told.get(name), str) for name in ("tool", "ruleId")):
-                    rule, location, tags = foreign_marks(*map(told.get, ("ruleId", "file", "line", "tags")))
-                    listed = msgspec.structs.replace(state, rule=rule, tags=tags)
-                    words = heart.words_of(words, rule=rule, location=location, tags=heart.tags_in(tags))
-                    filled.append((state, listed, location, words))
-            connection.executemany(
-                "UPDATE tasks SET rule = ?, location = ?, tags = ? WHERE client_id = ? AND seq = ?",
-                [(new.rule, location, new.tags, client_id, new.seq) for _, new, location, _ in filled],
-            )
-            connection.executemany(
-                "UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?",
-                [(words, client_id, new.seq) for _, new, _, words in filled],
-            )
-            heart.move_in_counters(connection, client_id, [(old, new) for old, new, *_ in filled])
+        while last := update_words(connection, client_id, last, "rule IS NOT NULL"):
+            pass
 
 
 def fill_references(connection: heart.Connection) -> None:
-    """Store what the kept answers refer to, one answer at a time: a body may have a megabyte."""
-    next_of = """SELECT seq, path, body FROM idempotent_answers
-        WHERE client_id = ? AND seq > ? AND body <> '' ORDER BY seq LIMIT 1"""
+    """Store what the kept answers refer to, a few answers at a time: a body may have a megabyte."""
+    kept = "SELECT seq, path, body FROM idempotent_answers WHERE client_id = ? AND body <> ''"
     for client_id in heart.select_clients(connection):
-        last = 0
-        while row := connection.execute(next_of, (client_id, last)).fetchone():
-            last, path, body = row
+        for seq, path, body in connection.stream(kept, (client_id,)):
             held = msgspec.json.decode(body)
             names = [held.get(name) for name in ("id", "runId", "lastRunId", "name")]
             names += [task["id"] for task in held.get("tasks", ())]
             in_path = path.rpartition("/api/v1/")[2].split("/")[1:2]
             references = {**dict.fromkeys(filter(None, names), False), **dict.fromkeys(in_path, True)}
-            heart.insert_references(connection, client_id, last, references)
+            heart.insert_references(connection, client_id, seq, references)
 
 
 # Words
@@ -137,6 +124,16 @@ def select_words(
     return found
 
 
+def update_words(connection: heart.Connection, client_id: str, after: int, condition: str) -> int:
+    """Store the words that the next tasks should have. Return the seq of the last of these tasks, 0 if there is none."""
+    found = select_words(connection, client_id, after, condition)
+    changed = [(expected, client_id, seq) for seq, _, words, expected in found if words != expected]
+    connection.executemany("UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?", changed)
+    if changed:
+        heart.raise_stamp(connection, client_id)
+    return found[-1][0] if found else 0
+
+
 def is_folded_here(connection: heart.Connection) -> bool:
     """Return whether all words were folded with the Unicode version of this Python."""
     version: object = connection.execute("SELECT unicode_version FROM folding").fetchone()
@@ -163,14 +160,11 @@ def refold(database: heart.Database) -> None:
         clients = heart.select_clients(connection)
     for client_id in clients:
         last = 0
-        while last >= 0:
+        while True:
             with database.transaction(client_id) as connection:
-                found = select_words(connection, client_id, last, NOT_ASCII)
-                changed = [(new, client_id, seq) for seq, _, old, new in found if new != old]
-                connection.executemany("UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?", changed)
-                if changed:
-                    heart.raise_stamp(connection, client_id)
-            last = found[-1][0] if found else -1
+                last = update_words(connection, client_id, last, NOT_ASCII)
+            if not last:
+                break
     with database.transaction() as connection:
         note_folding(connection, unicodedata.unidata_version)
 
