@@ -36,16 +36,11 @@ ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
     WHERE other.client_id = ? AND other.task_seq = sightings.task_seq AND {})"""
 
 
-def count_runs(connection: heart.Connection, client_id: str, condition: str, *values: str) -> int:
-    """Return how many of a client's runs are as a condition says."""
-    statement = f"SELECT COUNT(*) FROM runs WHERE client_id = ? AND {condition}"
-    return int(connection.execute(statement, (client_id, *values)).fetchone()[0])
-
-
 def count_old_runs(connection: heart.Connection, client_id: str, before: str) -> tuple[int, bool]:
     """Return how many of a client's runs finished before a time, and whether those are more than half of all."""
-    old = count_runs(connection, client_id, OLD_RUN, before, client_id)
-    return old, 2 * old > count_runs(connection, client_id, "finished_at IS NOT NULL")
+    statement = f"SELECT COUNT(*) FILTER (WHERE {OLD_RUN}), COUNT(finished_at) FROM runs WHERE client_id = ?"
+    old, finished = connection.execute(statement, (before, client_id, client_id)).fetchone()
+    return old, 2 * old > finished
 
 
 def count_orphans(connection: heart.Connection, client_id: str, before: str) -> int:
