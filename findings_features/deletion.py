@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import click
 import msgspec
@@ -58,45 +57,45 @@ def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[h
     heart.drop_answers(connection, client_id, *(task.id for task in tasks))
     heart.index_tasks(connection, client_id, tasks, -1)
     seqs = [task.seq for task in tasks]
-    uncount_reported(connection, client_id, heart.RunKey, seqs)
-    branches = uncount_reported(connection, client_id, heart.BranchKey, seqs)
+    for kind in (heart.RunKey, heart.BranchKey):
+        uncount_reported(connection, client_id, kind, seqs)
     connection.executemany("DELETE FROM tasks WHERE client_id = ? AND seq = ?", [(client_id, seq) for seq in seqs])
-    delete_empty_branches(connection, client_id, sorted(branches))
+    delete_empty_branches(connection, client_id)
 
 
 def uncount_reported(
     connection: heart.Connection, client_id: str, kind: type[heart.Source], task_seqs: Sequence[int]
-) -> set[int]:
-    """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
-    statement = f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
-    reporters = Counter(seq for (seq,) in connection.execute(statement, (client_id, json.dumps(task_seqs))))
-    connection.executemany(
-        f"UPDATE {kind.table} SET reported = reported - ? WHERE client_id = ? AND seq = ?",
-        [(n, client_id, seq) for seq, n in reporters.items()],
+) -> None:
+    """Count tasks away, which go, that runs (or branches) have reported."""
+    of_tasks = f"FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
+    tasks = (client_id, json.dumps(task_seqs))
+    connection.execute(
+        f"""UPDATE {kind.table} SET reported = reported - (
+                SELECT COUNT(*) {of_tasks} AND {kind.column} = {kind.table}.seq)
+            WHERE client_id = ? AND seq IN (SELECT {kind.column} {of_tasks})""",
+        (*tasks, client_id, *tasks),
     )
-    return set(reporters)
 
 
 def remove_empty_run(connection: heart.Connection, client_id: str, run: heart.RunKey) -> None:
     """Delete a run that reports nothing any more, with what else there is of it alone."""
     connection.deletes = True
-    branch = heart.find_branch_of_run(connection, client_id, run)
     heart.add_to_counters(
         connection, client_id, heart.counter_names("runs", *run.type_and_target, run.branch), run.status, 0, -1
     )
     heart.drop_answers(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
-    delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
+    delete_empty_branches(connection, client_id)
 
 
-def delete_empty_branches(connection: heart.Connection, client_id: str, seqs: Iterable[int]) -> None:
-    """Remove those of some branches that have no run any more and know no task."""
-    connection.executemany(
-        """DELETE FROM branches WHERE client_id = ? AND seq = ? AND reported = 0 AND NOT EXISTS (
+def delete_empty_branches(connection: heart.Connection, client_id: str) -> None:
+    """Delete the branches that have no run and know no task any more."""
+    connection.execute(
+        """DELETE FROM branches WHERE client_id = ? AND reported = 0 AND NOT EXISTS (
                SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
                    AND runs.branch <> '' AND runs.project_type = branches.project_type
                    AND runs.target_url = branches.target_url)""",
-        [(client_id, seq) for seq in seqs],
+        (client_id,),
     )
 
 
