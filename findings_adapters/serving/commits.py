@@ -36,15 +36,6 @@ def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
     return threading.Thread(target=guarded, name=name, daemon=True)
 
 
-def refused(error: BaseException) -> heart.Answer:
-    """Return the answer to a write whose transaction failed."""
-    known = heart.known_error(error)
-    if known is None:
-        heart.log.error("a transaction failed", exc_info=error)
-        known = heart.InternalError("The service has a bug.")
-    return heart.problem_answer(known)
-
-
 class Write(Struct, eq=False):
     """A write that waits for its transaction."""
 
@@ -184,7 +175,7 @@ class CommitScheduler:
         """Refuse a write that is still in the queue; the writer thread may take it at the same time."""
         with suppress(ValueError):
             self._waiting.remove(write)
-            write.answer = refused(heart.Busy("Other requests, or another process, write for too long"))
+            write.answer = heart.problem_answer(heart.Busy("Other requests, or another process, write for too long"))
             self._settle([write])
 
     def _work(self) -> None:
@@ -218,7 +209,7 @@ class CommitScheduler:
                     while True:
                         group.append(self._waiting.popleft())
             for write in group:
-                write.answer = refused(error)
+                write.answer = heart.problem_answer(heart.as_service_error(error, write.pending.call.environ))
         else:
             self._tell(len(group))
         if group:
