@@ -60,8 +60,8 @@ def described_answers(each: heart.Operation, references: References) -> Json:
         if status == 201 and model is not heart.Submission:
             described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
     if each.exports:
-        forms = {other: OBJECT if "json" in other else TEXT for other in each.exports}
-        described["200"]["content"] |= {other: {"schema": schema} for other, schema in forms.items()}
+        others = {other: {"schema": OBJECT if "json" in other else TEXT} for other in each.exports}
+        described["200"]["content"] |= others
     headers: Json = {}
     if each.tagged:
         headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}

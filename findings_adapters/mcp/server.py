@@ -427,6 +427,7 @@ def list_tools(service: Service, _: object) -> types.ListToolsResult:
 # ---------------------------------------------------------------------------
 
 SCHEME = "findings://"
+OF_PROJECT_TYPE = "A project type, with the schema of its findings' extensions."
 
 
 def resource(path: str, name: str, words: str) -> types.Resource:
@@ -437,9 +438,8 @@ def resource(path: str, name: str, words: str) -> types.Resource:
 def list_resources(service: Service, _: object) -> types.ListResourcesResult:
     """Return the resources that have names."""
     told = service.request("GET", "project-types").read(heart.ProjectTypes).project_types
-    words = "A project type, with the schema of its findings' extensions."
     whole = resource("project-types", "project-types", "All project types, without their schemas.")
-    listed = (resource(f"project-types/{each.name}", each.name, words) for each in told)
+    listed = (resource(f"project-types/{each.name}", each.name, OF_PROJECT_TYPE) for each in told)
     return types.ListResourcesResult(resources=[whole, *listed])
 
 
@@ -449,17 +449,16 @@ def read_resource(service: Service, params: types.ReadResourceRequestParams) -> 
     if uri.startswith(f"{SCHEME}brief?"):
         brief = written_brief(service, dict(parse_qsl(uri.partition("?")[2])))
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=MARKDOWN, text=brief)])
-    kind, _, name = uri.removeprefix(SCHEME).partition("/")
-    known = uri.startswith(SCHEME) and (kind in ("project-types", "tasks") if name else uri == f"{SCHEME}project-types")
-    path = f"{kind}/{quoted(unquote(name))}" if name else kind
+    kind, slash, name = uri.removeprefix(SCHEME).partition("/")
     try:
-        answer = service.request("GET", path) if known else None
-    except Refused as error:
+        if not regex.fullmatch(rf"{SCHEME}(project-types|(project-types|tasks)/.+)", uri):
+            raise heart.Missing(uri)
+        answer = service.request("GET", f"{kind}{slash}{quoted(unquote(name))}")
+    except (heart.Missing, Refused) as error:
         if error.status != 404:
             raise
-        answer = None
-    if answer is None:
-        raise MCPError(types.INVALID_PARAMS, f"Unknown resource: {heart.truncate(uri)}", {"uri": heart.truncate(uri)})
+        told = heart.truncate(uri)
+        raise MCPError(types.INVALID_PARAMS, f"Unknown resource: {told}", {"uri": told}) from None
     answer.read(Json)  # what is no JSON is no answer of the service's
     contents = types.TextResourceContents(uri=uri, mime_type=heart.JSON_TYPE, text=answer.body.decode())
     return types.ReadResourceResult(contents=[contents])
@@ -536,24 +535,17 @@ def get_prompt(service: Service, params: types.GetPromptRequestParams) -> types.
 
 AT_ONCE = 32  # requests to the service
 TEMPLATES = [
-    types.ResourceTemplate(
-        uri_template=f"{SCHEME}project-types/{{name}}",
-        name="project-type",
-        description="A project type, with the schema of its findings' extensions.",
-        mime_type=heart.JSON_TYPE,
-    ),
-    types.ResourceTemplate(
-        uri_template=f"{SCHEME}tasks/{{id}}",
-        name="task",
-        description="A whole finding, with evidence, remediation and success criteria.",
-        mime_type=heart.JSON_TYPE,
-    ),
-    types.ResourceTemplate(
-        uri_template=f"{SCHEME}brief{{?projectType,targetUrl,branch}}",
-        name="brief",
-        description="What is known of a target before it is examined, as a text for a prompt.",
-        mime_type=MARKDOWN,
-    ),
+    types.ResourceTemplate(uri_template=SCHEME + path, name=name, description=words, mime_type=media_type)
+    for path, name, words, media_type in (
+        ("project-types/{name}", "project-type", OF_PROJECT_TYPE, heart.JSON_TYPE),
+        ("tasks/{id}", "task", "A whole finding, with evidence, remediation and success criteria.", heart.JSON_TYPE),
+        (
+            "brief{?projectType,targetUrl,branch}",
+            "brief",
+            "What is known of a target before it is examined, as a text for a prompt.",
+            MARKDOWN,
+        ),
+    )
 ]
 
 
