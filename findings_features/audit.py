@@ -24,11 +24,9 @@ def word_faults(connection: heart.Connection) -> Iterator[str]:
     """
     comparable = migrations.is_folded_here(connection)
     for client_id in heart.select_clients(connection):
-        last = 0
-        while found := migrations.select_words(connection, client_id, last):
-            for last, task_id, words, expected in found:  # noqa: B007
-                if words != expected and (comparable or f"{words}{expected}".isascii()):
-                    yield f"task {task_id} is searched by other words than it has"
+        for _, task_id, words, expected in migrations.select_words(connection, client_id):
+            if words != expected and (comparable or f"{words}{expected}".isascii()):
+                yield f"task {task_id} is searched by other words than it has"
 
 
 def tag_faults(connection: heart.Connection) -> Iterator[str]:

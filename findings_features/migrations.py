@@ -8,7 +8,9 @@ Words for the search are folded again here when Python comes with another versio
 
 from __future__ import annotations
 
+import sys
 import unicodedata
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
@@ -100,33 +102,33 @@ class Labelled(Struct, gc=False):
     label: str | None = None
 
 
-WORDS_AT_ONCE = 100  # tasks, because evidence is large
+WORDS_AT_ONCE = 100  # tasks of one transaction
 NOT_ASCII = "words GLOB '*[^ -~]*'"
 
 
 def select_words(
-    connection: heart.Connection, client_id: str, after: int, condition: str = "TRUE"
-) -> list[tuple[int, str, str | None, str]]:
-    """Return the seqs and ids of the next tasks, their stored words, and the words that they should have."""
-    rows = connection.execute(
-        f"""SELECT tasks.seq, id, title, external_id, rule, location, tags, COALESCE(evidence, '[]'), words
+    connection: heart.Connection, client_id: str, after: int = 0, condition: str = "TRUE", most: int = sys.maxsize
+) -> Iterator[tuple[int, str, str | None, str]]:
+    """Yield the seqs and ids of tasks, their stored words, and the words that they should have.
+
+    :param connection: one within a transaction or snapshot.
+    """
+    rows = connection.stream(
+        f"""SELECT tasks.seq, id, words, title, external_id, rule, location, tags, COALESCE(evidence, '[]')
             FROM tasks LEFT JOIN task_details
                 ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
             LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
             WHERE tasks.client_id = ? AND tasks.seq > ? AND {condition} ORDER BY tasks.seq LIMIT ?""",
-        (client_id, after, WORDS_AT_ONCE),
+        (client_id, after, most),
     )
-    found = []
-    for seq, task_id, title, external_id, rule, location, tags, evidence, words in rows:
+    for seq, task_id, words, title, external_id, rule, location, tags, evidence in rows:
         labels = heart.labels_of(heart.decoder(list[Labelled]).decode(evidence))
-        expected = heart.words_of(title, external_id, labels, rule, location, heart.tags_in(tags))
-        found.append((seq, task_id, words, expected))
-    return found
+        yield seq, task_id, words, heart.words_of(title, external_id, labels, rule, location, heart.tags_in(tags))
 
 
 def update_words(connection: heart.Connection, client_id: str, after: int, condition: str) -> int:
-    """Store the words that the next tasks should have. Return the seq of the last of these tasks, 0 if there is none."""
-    found = select_words(connection, client_id, after, condition)
+    """Store the words that the next tasks should have. Return the seq of the last of them, 0 if there is none."""
+    found = list(select_words(connection, client_id, after, condition, WORDS_AT_ONCE))
     changed = [(expected, client_id, seq) for seq, _, words, expected in found if words != expected]
     connection.executemany("UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?", changed)
     if changed:
