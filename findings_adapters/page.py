@@ -9,7 +9,6 @@ alone, and speaks to this service alone, but for pictures.
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -31,7 +30,7 @@ HEADERS = {
 }
 
 
-def answer(body: bytes, tag: str, media_type: str, call: heart.Call) -> heart.Answer:
+def answer(body: bytes, media_type: str, call: heart.Call) -> heart.Answer:
     """Answer a request for a file. Browsers ask again each time whether they have the present one.
 
     Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
@@ -45,7 +44,7 @@ def answer(body: bytes, tag: str, media_type: str, call: heart.Call) -> heart.An
     if call.route == "/" and not asked.endswith("/"):
         return heart.Answer(308, {"Location": f"{quote(asked.rpartition('/')[2], encoding='latin-1')}/"})
     response = flask.Response(body, mimetype=media_type, headers={"Cache-Control": "no-cache", **HEADERS})
-    response.set_etag(tag)
+    response.add_etag()
     response.make_conditional(environ)
     return heart.Answer(response.status_code, dict(response.get_wsgi_headers(environ)), response.get_data())
 
@@ -67,5 +66,4 @@ def register() -> None:
         if kind := MEDIA_TYPES.get(file.suffix):
             name, content = file.relative_to(FOLDER).as_posix(), file.read_bytes()
             path = "/" if name == "index.html" else f"{heart.PAGE_FOLDER}{name}"
-            tag = hashlib.sha256(content).hexdigest()[:32]
-            heart.REGISTRY.page_files[path] = partial(answer, content, tag, kind)
+            heart.REGISTRY.page_files[path] = partial(answer, content, kind)
