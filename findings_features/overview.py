@@ -44,17 +44,14 @@ class Day(heart.Model):
     unfinished: int = 0
 
 
-NO_TASKS: Any = msgspec.field(default_factory=heart.StatusCounts)
-
-
 class StatusesBySeverity(heart.Model):
     """How many tasks of each severity have each status."""
 
-    critical: heart.StatusCounts = NO_TASKS
-    high: heart.StatusCounts = NO_TASKS
-    medium: heart.StatusCounts = NO_TASKS
-    low: heart.StatusCounts = NO_TASKS
-    info: heart.StatusCounts = NO_TASKS
+    critical: heart.StatusCounts
+    high: heart.StatusCounts
+    medium: heart.StatusCounts
+    low: heart.StatusCounts
+    info: heart.StatusCounts
 
 
 class Overview(heart.Model):
