@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import click
 import msgspec
-from msgspec import Struct
 
 import findings_features.backup as backup
 import findings_service as heart
@@ -23,30 +22,16 @@ Revoked = Mapping[str, str]  # when keys were revoked, by their ids
 IN_USE = "{} is open in another process; stop the service, and whatever else uses it, and restore again"
 
 
-class Replaced(Struct, frozen=True):
-    """What a backup takes the place of: the name that it is kept under, and its revoked keys where those can be read.
-
-    Neither is there where nothing is replaced.
-    """
-
-    name: str | None = None
-    revoked: Revoked | None = None
-
-
 @contextmanager
-def locked(path: str) -> Iterator[Replaced]:
-    """Keep everybody else from a database, if one is there, with its log folded in.
+def locked(path: str) -> Iterator[Revoked | None]:
+    """Keep everybody else from a database, with its log folded in. Yield its revoked keys, None if they are unknown.
 
     :raises DatabaseUnusable: while anybody has it open, and where something else is there.
     """
-    if not heart.is_filled(path):
-        yield Replaced()
-        return
     right = heart.Checkpointer(path)
     with closing(sqlite3.connect(path, timeout=0, isolation_level=None, factory=heart.SQLiteConnection)) as old:
         try:
-            revoked = lock(old, path, right)
-            yield Replaced(f"{path}.replaced-{heart.timestamp().replace(':', '')}", revoked)
+            yield lock(old, path, right)
         finally:
             right.give_back()
 
@@ -160,24 +145,25 @@ def restore(file: str, revoke_keys: bool, db: str) -> None:
         path = database.location
         if os.path.realpath(file) in backup.files_of(path):
             raise click.ClickException(f"{file} belongs to {db}; name a backup of it")
-        with locked(path) as old, backup.new_file(path) as new:
+        kept = f"{path}.replaced-{heart.timestamp().replace(':', '')}" if heart.is_filled(path) else ""
+        with locked(path) if kept else nullcontext() as revoked, backup.new_file(path) as new:
             copy_verified(file, database.settings, new)
             with heart.opened(new, new=True) as fresh, fresh.transaction() as connection:  # and is up to date then
                 heart.begin_epoch(connection)
-                keys = settle_keys(connection, old.revoked or {}, revoke_all=revoke_keys)
+                keys = settle_keys(connection, revoked or {}, revoke_all=revoke_keys)
             give_away(new, path)
-            if old.name:
-                replace(path, new, old.name)
+            if kept:
+                replace(path, new, kept)
             else:
                 backup.put_in_place(new, path)
         click.echo(f"{db}: {Path(path).stat().st_size:,} bytes from {file}, verified.", err=True)
-    if old.name:
-        click.echo(f"What was there is kept as {old.name}; remove it when nobody needs it any more.", err=True)
+    if kept:
+        click.echo(f"What was there is kept as {kept}; remove it when nobody needs it any more.", err=True)
     if keys:
         heart.write_table(("CLIENT", "NAME", "LEVEL", "EXPIRES", "NOW"), keys, err=True)
     if not any(key[-1] == "live" for key in keys):
         click.echo(f"No key is live; make one with: findings-service keys create NAME --db {db}", err=True)
-    elif old.revoked is None:
+    elif revoked is None:
         click.echo(
             "Which of them were revoked since the backup is not known here; revoke those once more with:"
             f" findings-service keys revoke NAME --client CLIENT --db {db}",
