@@ -74,13 +74,9 @@ def environ_of(scope: Any) -> dict[str, Any]:
         "PATH_INFO": scope.path.encode().decode("latin-1"),
         "QUERY_STRING": scope.query_string.encode().decode("latin-1"),
     }
-    for header, value in scope.headers.items():
-        if "_" not in header:
-            name = environ_name(header)
-            environ[name] = f"{environ[name]},{value}" if name in environ else value
     for header in scope.headers.keys():  # noqa: SIM118 - items() leaves out what is no ASCII, and so would lose a key
         if "_" not in header:
-            environ.setdefault(environ_name(header), "")
+            environ[environ_name(header)] = ",".join(scope.headers.get_all(header))
         elif header == "findings_user":
             environ[heart.USER] = ""
     environ.pop("HTTP_HOST", None)
