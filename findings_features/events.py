@@ -94,23 +94,16 @@ EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 's
     ELSE CASE WHEN history.to_status IS NULL THEN 'finding.changed' ELSE 'finding.reopened' END END"""
 
 
-def wanted_events(
-    *,
-    types: Iterable[str] | None = None,
-    project_types: Iterable[str] | None = None,
-    target_url: str | None = None,
-    branches: Iterable[str] | None = None,
-    min_severity: heart.Severity | None = None,
-) -> list[heart.Condition]:
-    """Return what an entry of the history must be for its event to be wanted; `None` asks for nothing.
+def wanted_events(query: EventQuery, min_severity: heart.Severity | None = None) -> list[heart.Condition]:
+    """Return what an entry of the history must be for its event to be wanted.
 
     :param min_severity: of findings; of what is about a run, none is judged.
     """
     asked = {
-        EVENT_TYPE: types,
-        "COALESCE(tasks.project_type, runs.project_type)": project_types,
-        "COALESCE(tasks.target_url, runs.target_url)": target_url and [target_url],
-        "history.branch": branches,
+        EVENT_TYPE: query.type,
+        "COALESCE(tasks.project_type, runs.project_type)": query.project_type,
+        "COALESCE(tasks.target_url, runs.target_url)": query.target_url and [query.target_url],
+        "history.branch": query.branch,
     }
     conditions = [heart.among(column, values) for column, values in asked.items() if values is not None]
     if min_severity is not None:
@@ -231,9 +224,7 @@ def get_events(call: heart.Call) -> heart.Answer:
     """Get what happened, oldest first, or wait for it."""
     query: EventQuery = call.query
     until = time.monotonic() + query.wait
-    wanted = wanted_events(
-        types=query.type, project_types=query.project_type, target_url=query.target_url, branches=query.branch
-    )
+    wanted = wanted_events(query)
 
     def read(after: str | None) -> heart.Answer:
         with call.database.snapshot() as connection, heart.in_list_time(connection):

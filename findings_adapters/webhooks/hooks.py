@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 import findings_service as heart
 from findings_adapters.webhooks import messages, sending
-from findings_features.events import EventType, select_latest, wanted_events
+from findings_features.events import EventQuery, EventType, select_latest, wanted_events
 
 HOOKS_OF_CLIENT = 20
 HOOK_URL = heart.HTTP_URL.replace(r"([^\x00-\x20\x7f/?#@]*@)?", "")
@@ -108,12 +108,9 @@ class Hook(Struct, frozen=True):
     def wanted(self) -> list[heart.Condition]:
         """Which events it wants, but for what a run has found."""
         shown = self.shown
-        return wanted_events(
-            types=shown.types,
-            project_types=shown.project_type and [shown.project_type],
-            target_url=shown.target_url,
-            min_severity=shown.min_severity,
-        )
+        types = [shown.project_type] if shown.project_type else None
+        query = EventQuery(type=shown.types, project_type=types, target_url=shown.target_url)
+        return wanted_events(query, shown.min_severity)
 
 
 HOOK_COLUMNS = """client_id, secret, history_seq, attempts, id, url, types, min_severity, project_type, target_url,
