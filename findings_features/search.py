@@ -11,18 +11,6 @@ from msgspec import Struct
 
 import findings_service as heart
 
-
-def search_words(text: str) -> tuple[str, ...]:
-    """Return the words to look for, the longest and so rarest first.
-
-    :raises InvalidParameter: if there is none.
-    """
-    words = sorted(set(heart.folded(text).split()), key=lambda word: (-len(word), word))
-    if not words:
-        raise heart.InvalidParameter("q", "must have something besides white space and accents")
-    return tuple(words)
-
-
 LOOKUP_COST = 4  # words of tasks that are read in the time in which those of one are looked up
 
 
@@ -48,6 +36,17 @@ class Words(Struct, frozen=True):
         return heart.ListPlan(client_id=client_id, table="tasks", ranges=ranges, settled={"search"}, size=size)
 
 
+def search_words(text: str) -> Words:
+    """Return a search for the words of a text, the longest and so rarest first.
+
+    :raises InvalidParameter: if there is none.
+    """
+    words = sorted(set(heart.folded(text).split()), key=lambda word: (-len(word), word))
+    if not words:
+        raise heart.InvalidParameter("q", "must have something besides white space and accents")
+    return Words(tuple(words))
+
+
 def register() -> None:
     """Have searches read."""
-    heart.REGISTRY.search = lambda text: Words(search_words(text))
+    heart.REGISTRY.search = search_words
