@@ -183,7 +183,8 @@ MEANINGS = {
     "ProjectTypeDefinition.extensionSchema": "A JSON Schema for the extensions of findings; leave it out to admit all.",
 }
 
-TOLD = ("type", "enum", "items", "properties", "required", "minimum", "maximum", "default")  # of a schema
+# Of a schema.
+TOLD = ("type", "enum", "items", "properties", "required", "minimum", "maximum", "default", "additionalProperties")
 
 
 def slim(schema: Json) -> Json:
@@ -200,13 +201,11 @@ def slim(schema: Json) -> Json:
             if meaning := MEANINGS.get(f"{name}.{member}"):
                 each["description"] = meaning
         return whole
-    told = {key: schema[key] for key in TOLD if schema.get(key) not in (None, [])}
+    told = {key: schema[key] for key in TOLD if schema.get(key) not in (None, [], {})}
     if isinstance(told.get("type"), list):
         told["type"] = next(each for each in told["type"] if each != "null")
     if "enum" in told:
         told["type"] = "string"  # all are, and some clients refuse an enum that does not say so
-    if schema.get("additionalProperties") is False:
-        told["additionalProperties"] = False
     if "items" in told:
         told["items"] = slim(told["items"])
     if "properties" in told:
