@@ -3904,11 +3904,6 @@ class TaskRow(Struct, frozen=True, gc=False):
     rule: str | None
     tags: str | None
 
-    @property
-    def cell(self) -> tuple[str, int, str, str | None, str | None]:
-        """What can change of what the task is counted and listed by."""
-        return self.status, self.severity, self.branch, self.rule, self.tags
-
     def after(self, update: TaskUpdate) -> TaskRow:
         """Return what the task is after a decision; a move leaves behind why it was what it was."""
         status = update.status or self.status
@@ -3952,8 +3947,6 @@ class StoredFinding(Struct, frozen=True, gc=False):
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
         state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
-        if (state.status, report.severity, branch, report.rule, report.tags) == self.state.cell:
-            return self.state
         return replace(state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags)
 
 
@@ -4034,7 +4027,7 @@ DELETE_TAG = """DELETE FROM task_tags WHERE client_id = ? AND tag = ? AND main_l
 
 def move_in_counters(connection: Connection, client_id: str, changes: Iterable[tuple[TaskRow, TaskRow]]) -> None:
     """Count and list tasks anew, each as it was and as it is, whose status, severity, line, rule or tags changed."""
-    moved = [(old, new) for old, new in changes if old.cell != new.cell]
+    moved = [(old, new) for old, new in changes if COUNTED_BY(old) != COUNTED_BY(new)]
     index_tasks(connection, client_id, [old for old, _ in moved], -1)
     index_tasks(connection, client_id, [new for _, new in moved], 1)
 
