@@ -4581,13 +4581,13 @@ class Parsed(Struct):
     problems: list[Problem] = []
     complete: bool = True
 
-    def add(self, task: TaskReport, pointer: str, levels: int) -> None:
+    def add(self, task: TaskReport, pointer: str) -> None:
         """Take one task that its model has accepted, or note what rules it breaks."""
         problems = rule_problems(
             task.description, enumerate(task.evidence or ()), enumerate(task.remediation or ()), task.tags or ()
         )
         self.problems += [problem.below(pointer) for problem in problems]
-        extensions = self.add_extensions(task.extensions, pointer, levels)
+        extensions = self.add_extensions(task.extensions, pointer)
         numbered = enumerate(task.remediation or (), start=1)
         steps = [StoredStep(int(each.step or position), each.instruction) for position, each in numbered]
         for criterion in task.success_criteria or ():
@@ -4610,17 +4610,17 @@ class Parsed(Struct):
             )
         )
 
-    def add_extensions(self, raw: Raw, pointer: str, levels: int) -> str | None:
+    def add_extensions(self, raw: Raw, pointer: str) -> str | None:
         """Note a task's extensions to be checked, or what is wrong with them by themselves, and return them."""
         try:
-            extensions, _ = read_object(raw, f"{pointer}/extensions", 256 * KIB, NESTING - levels)
+            extensions, _ = read_object(raw, f"{pointer}/extensions", 256 * KIB)
         except ValidationFailed as error:
             self.problems += error.problems
             return None
         self.extensions.append((extensions, f"{pointer}/extensions"))
         return extensions
 
-    def add_refused(self, text: bytes, pointer: str, levels: int) -> None:
+    def add_refused(self, text: bytes, pointer: str) -> None:
         """Note everything that is wrong with one task that its model has refused."""
         document = document_of(text)
         others = len(self.problems)
@@ -4639,7 +4639,7 @@ class Parsed(Struct):
         unsaid = (problem for problem in more if problem.pointer not in there)
         self.problems += itertools.islice(unsaid, PROBLEMS_OF_ONE)
         if isinstance(document.get("extensions"), dict | None):
-            self.add_extensions(decoder(dict[str, Raw]).decode(text).get("extensions", Raw()), pointer, levels)
+            self.add_extensions(decoder(dict[str, Raw]).decode(text).get("extensions", Raw()), pointer)
 
 
 def readable_items(items: Any, model: type[Checked]) -> Iterator[tuple[int, Checked]]:
@@ -4704,8 +4704,10 @@ def evidence_problems(item: Evidence) -> list[Problem]:
     return problems
 
 
-def read_object(raw: Raw, pointer: str, limit: int, levels: int) -> tuple[str | None, Any]:
+def read_object(raw: Raw, pointer: str, limit: int) -> tuple[str | None, Any]:
     """Return a free-form object as its text exactly as sent (None when left out) and as what it means ({} then).
+
+    What it may have of the levels of the body is what the steps of its pointer leave.
 
     :raises MalformedJSON: when msgspec skipped something that is no JSON. :raises ValidationFailed: when it is
     no object or too large.
@@ -4714,7 +4716,7 @@ def read_object(raw: Raw, pointer: str, limit: int, levels: int) -> tuple[str | 
     if text in (b"", b"null"):
         return None, {}
     try:
-        value = require_json(text, levels)
+        value = require_json(text, NESTING - pointer.count("/"))
     except msgspec.ValidationError:
         raise ValidationFailed([Problem("has a number with too many digits", pointer)]) from None
     if not isinstance(value, dict):
@@ -4754,7 +4756,7 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed | SlowBody:
     require_size(tasks, settings)
     parsed = Parsed()
     for index, task in enumerate(tasks):
-        parsed.add(task, *(("", 1) if single else (f"/tasks/{index}", 3)))
+        parsed.add(task, "" if single else f"/tasks/{index}")
     parsed.problems += nul_problems(text)
     return parsed
 
@@ -4771,13 +4773,13 @@ def parse_refused(text: bytes, single: bool, settings: Settings) -> Parsed:
             require_size(items, settings)
             for index, item in enumerate(map(bytes, items)):
                 tick()
-                place = ("", 1) if single else (f"/tasks/{index}", 3)
+                pointer = "" if single else f"/tasks/{index}"
                 try:
                     task = read_model(TaskReport, item)
                 except msgspec.ValidationError:
-                    parsed.add_refused(item, *place)
+                    parsed.add_refused(item, pointer)
                 else:
-                    parsed.add(task, *place)
+                    parsed.add(task, pointer)
             parsed.problems += nul_problems(text)
     except OutOfTime:
         parsed.complete = False
@@ -4846,7 +4848,7 @@ class FreeForm(Struct, frozen=True):
 
 def read_metadata(raw: Raw, _: Settings) -> str:
     """Return a run's metadata. :raises ValidationFailed: with everything against it."""
-    return read_object(raw, "/metadata", 64 * KIB, NESTING - 1)[0] or "{}"
+    return read_object(raw, "/metadata", 64 * KIB)[0] or "{}"
 
 
 def read_schema(raw: Raw, settings: Settings) -> str | None:
@@ -4854,7 +4856,7 @@ def read_schema(raw: Raw, settings: Settings) -> str | None:
 
     :raises ValidationFailed: with every fault. :raises ExtensionCheckTimeout: when that takes too long.
     """
-    text, schema = read_object(raw, "/extensionSchema", 1024 * KIB, NESTING - 1)
+    text, schema = read_object(raw, "/extensionSchema", 1024 * KIB)
     if text is not None:
         check_schema(schema, "/extensionSchema", settings.schema_timeout * 0.4)
     return text

@@ -433,7 +433,7 @@ class Reading:
         """Take a finding that this service wrote, checked as a submitted one is."""
         task = self.read(heart.TaskReport, raw, pointer)
         if task:
-            self.parsed.add(task, pointer, levels=1)
+            self.parsed.add(task, pointer)
             self.parsed.reports[-1].external_id = external_id
         self._weigh(OWN_WEIGHT * memoryview(raw).nbytes, pointer)
 
