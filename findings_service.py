@@ -2925,8 +2925,8 @@ def among(column: str, values: Iterable[str] | Iterable[int]) -> Condition:
 class Filter(Struct, frozen=True, kw_only=True):
     """What both runs and tasks are filtered by, and counted by. `None` filters nothing.
 
-    `names` are those of the branches that runs are of; what branches reported, `TaskFilter` has. The fields of
-    `several`, each with its column, have values one of which a row has, and those of `exact` the value that it has.
+    `names` are those of the branches that runs are of; what branches reported, `TaskFilter` has. `columns` are those
+    of fields that have the value of a row, or a set with it.
     """
 
     types: frozenset[str] | None = None
@@ -2936,8 +2936,13 @@ class Filter(Struct, frozen=True, kw_only=True):
     statuses: frozenset[str] | None = None
     ranks: frozenset[int] | None = None
 
-    several: ClassVar = {"types": "project_type", "names": "branch", "statuses": "status", "ranks": "severity"}
-    exact: ClassVar[tuple[str, ...]] = ("target_url",)
+    columns: ClassVar = {
+        "types": "project_type",
+        "names": "branch",
+        "statuses": "status",
+        "ranks": "severity",
+        "target_url": "target_url",
+    }
 
     def accepts(self, main_line: bool, status: str, severity: int) -> bool:
         """Tell whether the filter lets a line, a status and a severity through."""
@@ -2954,12 +2959,10 @@ class Filter(Struct, frozen=True, kw_only=True):
     def conditions(self, table: str) -> dict[str, Condition]:
         """Return what a row must be, by the fields that ask for it."""
         asked: dict[str, Condition] = {}
-        for field, column in self.several.items():
-            if (values := getattr(self, field)) is not None:
-                asked[field] = among(f"{table}.{column}", values)
-        for field in self.exact:
-            if (value := getattr(self, field)) is not None:
-                asked[field] = (f"{table}.{field} = ?", (value,))
+        for field, column in self.columns.items():
+            value, place = getattr(self, field), f"{table}.{column}"
+            if value is not None:
+                asked[field] = among(place, value) if isinstance(value, frozenset) else (f"{place} = ?", (value,))
         if self.main_line is not None:
             asked["main_line"] = (f"{table}.branch {'=' if self.main_line else '<>'} ''", ())
         return asked
@@ -3664,8 +3667,7 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     span: tuple[int, int] | None = None
     search: Search | None = None
 
-    several: ClassVar = Filter.several | {"rules": "rule"}
-    exact: ClassVar = (*Filter.exact, "external_id", "assignee")
+    columns: ClassVar = Filter.columns | {"rules": "rule", "external_id": "external_id", "assignee": "assignee"}
 
     @property
     def reporters(self) -> dict[str, Sequence[Source]]:
