@@ -3505,20 +3505,18 @@ def idle_slices(database: Database, idle_seconds: float, patience: float | None 
             yield
 
 
-def finish_run(
-    connection: Connection, who: Principal, run: RunKey, status: str, reason: str | None, resolve: bool
-) -> None:
+def finish_run(connection: Connection, who: Principal, run: RunKey, update: RunUpdate) -> None:
     """Complete or fail a run; the same status again changes nothing.
 
     :raises RunFinished: when it ended the other way.
     """
-    if run.status == status:
+    if run.status == update.status:
         return
     if run.status != "running":
         raise RunFinished(f"The run is {run.status} already, and a finished run stays finished.")
-    if resolve:
+    if update.resolve_missing:
         resolve_missing(connection, who, run)
-    close_run(connection, who, run, status, reason)
+    close_run(connection, who, run, update.status, update.status_reason)
 
 
 def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None:
@@ -5900,11 +5898,11 @@ def run_update_problems(update: RunUpdate) -> list[Problem]:
 def patch_run(call: Call, run_id: str) -> PendingWrite:
     """Finish a run, and resolve what it did not report any more if asked to."""
     find = partial(select_run_key, client_id=call.client_id, run_id=run_id)
-    body: RunUpdate = call.checked_body(find, run_update_problems)
+    update: RunUpdate = call.checked_body(find, run_update_problems)
 
     def finish(connection: Connection) -> Answer:
         run = find(connection)
-        finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
+        finish_run(connection, call.principal, run, update)
         return json_answer(200, select_run_with_summary(connection, call.client_id, run))
 
     return PendingWrite(call, finish)

@@ -1061,7 +1061,7 @@ def run_of(connection: Any, project_type: str, target: str, *tasks: dict[str, An
     run = findings_service.insert_run(connection, TESTER, project_type, target, "{}")
     reports = findings_service.parse_submission(json.dumps({"tasks": tasks}).encode(), Settings()).reports
     findings_service.submit_reports(connection, TESTER, run, reports)
-    findings_service.finish_run(connection, TESTER, run, "completed", None, False)
+    findings_service.finish_run(connection, TESTER, run, findings_service.RunUpdate(status="completed"))
     return findings_service.select_run_key(connection, "default", run.id)
 
 
@@ -1096,7 +1096,10 @@ def start_one(connection: Any) -> Any:
     cases(
         another_severity=lambda connection: run_of(connection, "web", "", *SEEN_OFTEN),
         resolve_missing=lambda connection: findings_service.finish_run(
-            connection, TESTER, start_one(connection), "completed", None, True
+            connection,
+            TESTER,
+            start_one(connection),
+            findings_service.RunUpdate(status="completed", resolve_missing=True),
         ),
         starting=start_one,
         failing_idle_runs=lambda connection: findings_service.fail_idle_runs(connection, "default", 60),
