@@ -3574,12 +3574,7 @@ def folded(text: str) -> str:
 
 
 def words_of(
-    title: str,
-    external_id: str | None = None,
-    labels: str = "",
-    rule: str | None = None,
-    location: str | None = None,
-    tags: Iterable[str] = (),
+    title: str, external_id: str | None, labels: str, rule: str | None, location: str | None, tags: Iterable[str]
 ) -> str:
     """Return the words that a task is found by, with a space between them."""
     marks = f"{rule or ''} {location or ''} {' '.join(tags)}"
@@ -3872,10 +3867,10 @@ class NewTask(Struct, gc=False):
     remediation: str | None
     success_criteria: str | None
     extensions: str | None
-    labels: str = ""
-    rule: str | None = None
-    location: str | None = None
-    tags: str | None = None
+    labels: str
+    rule: str | None
+    location: str | None
+    tags: str | None
 
     @property
     def words(self) -> str:
