@@ -3918,7 +3918,6 @@ class StoredFinding(Struct, frozen=True, gc=False):
     """A stored finding that is reported again."""
 
     state: TaskRow
-    external_id: str
     title: str
     location: str | None
     details: tuple[str | None, ...]
@@ -3988,9 +3987,7 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
             json.dumps(external_ids),
         ),
     )
-    return {
-        row[11]: StoredFinding(TaskRow(*row[:11]), row[11], row[12], row[13], row[14:19], bool(row[19])) for row in rows
-    }
+    return {row[11]: StoredFinding(TaskRow(*row[:11]), row[12], row[13], row[14:19], bool(row[19])) for row in rows}
 
 
 COUNTED_BY = operator.attrgetter("project_type", "target_url", "branch", "rule", "tags", "status", "severity")
@@ -4197,7 +4194,7 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
             (by.run.id, now, who.client_id, json.dumps(seqs)),
         )
         insert_sightings(connection, by, seqs)
-    return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
+    return [TaskResult(item.state.id, item.state.status, item.report.external_id, item.result) for item in repeated]
 
 
 def reported_entry(item: RepeatedReport) -> tuple[Any, ...]:
@@ -4232,7 +4229,7 @@ def store_reports(
     if seqs := [each.state.seq for each in on_main_line.values() if not each.seen_by_run]:
         insert_sightings(connection, by, seqs, counted=False)
     for key, each in on_main_line.items():
-        results[key] = TaskResult(each.state.id, each.state.status, each.external_id, "unchanged")
+        results[key] = TaskResult(each.state.id, each.state.status, key, "unchanged")
     return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
 
 
