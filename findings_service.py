@@ -5434,7 +5434,7 @@ class PendingWrite(Struct, eq=False, frozen=True):
             insert_answer(connection, call.request_key, kept, {**dict.fromkeys(given.names, False), **in_path})
         return given
 
-    def commit(self) -> Answer:
+    def work(self) -> Answer:
         """Store it in a transaction of its own."""
         with self.call.database.transaction(self.call.client_id) as connection:
             return self.apply(connection)
@@ -5625,7 +5625,7 @@ class Call:
     def finish(self, given: Outcome) -> Answer:
         """Do what is left to do, here and at once."""
         while not isinstance(given, Answer):
-            given = self.attempt(given.work if isinstance(given, Deferred) else given.commit)
+            given = self.attempt(given.work)
         return given
 
     def respond(self, receive: Callable[[int], Body]) -> Answer:
