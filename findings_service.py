@@ -5423,7 +5423,7 @@ class PendingWrite(Struct, eq=False, frozen=True):
         :raises ServiceError: when the state does not allow it.
         """
         call = self.call
-        if call.request_key is not None and (given := call.answered_before(connection, call.request_key)):
+        if given := call.answered_before(connection):
             return given
         raise_stamp(connection, call.client_id)
         given = self.store(connection) or Answer(204, {})
@@ -5573,7 +5573,7 @@ class Call:
         """
         if self.request_key is not None:
             with self.database.reading() as connection:
-                if given := self.answered_before(connection, self.request_key):
+                if given := self.answered_before(connection):
                     return given
         if isinstance(self._body, SlowBody):
             return Deferred("body", self._check_slow_body)
@@ -5662,9 +5662,9 @@ class Call:
             raise ValidationFailed(problems, complete=self._complete)
         return self._body
 
-    def answered_before(self, connection: Connection, key: RequestKey) -> Answer | None:
-        """Return the answer that the request got before under its key, None when it got none."""
-        kept = find_answer(connection, key, self.body_hash)
+    def answered_before(self, connection: Connection) -> Answer | None:
+        """Return the answer that the request got before under its key, None when it got none, or has no key."""
+        kept = self.request_key and find_answer(connection, self.request_key, self.body_hash)
         if not kept:
             return None
         tag = msgspec.json.decode(kept.body).get("etag") if self.operation.tagged else None
