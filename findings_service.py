@@ -4421,7 +4421,7 @@ def require_json(text: bytes, levels: int = NESTING) -> Any:
         if text.count(b"[") + text.count(b"{") > levels:  # linear, and mostly in C
             brackets = b"".join(outside_strings(text)).translate(None, NOT_BRACKETS)
             if max(itertools.accumulate(map(LEVEL_STEPS.__getitem__, brackets)), default=0) > levels:
-                raise not_json(RecursionError())
+                raise RecursionError
         return msgspec.json.decode(text)
     except NOT_JSON as error:
         if isinstance(error, msgspec.ValidationError) and str(error).startswith("Integer"):
@@ -5920,17 +5920,15 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
         names = [result.id for result in submission.tasks]
         return json_answer(201 if submission.created else 200, submission, names=names)
 
-    def checked() -> PendingWrite:
+    def check(schema: str | None) -> PendingWrite:
+        if schema is not None:
+            call.form.judge(schema, parsed, call.service.settings)
         if parsed.problems:
             raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
         return PendingWrite(call, store)
 
-    def check(schema: str) -> PendingWrite:
-        call.form.judge(schema, parsed, call.service.settings)
-        return checked()
-
     if schema is None or accepted_fast(schema, parsed.extensions):
-        return checked()
+        return check(None)
     return Deferred("check", partial(check, schema))
 
 
