@@ -3135,12 +3135,10 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         """Return how many rows there are, counted one by one where no counter tells."""
         if self.total is not None:
             return self.total
-        counted = (
-            [(self.tally.select(f"COUNT(DISTINCT {self.tally.seq})"), self.tally.values)]
-            if self.tally
-            else [(each.select("COUNT(*)"), each.values) for each in self.ranges]
-        )
-        return sum(int(connection.execute(*each).fetchone()[0]) for each in counted)
+        counted, ranges = "COUNT(*)", self.ranges
+        if self.tally:
+            counted, ranges = f"COUNT(DISTINCT {self.tally.seq})", (self.tally,)
+        return sum(int(connection.execute(each.select(counted), each.values).fetchone()[0]) for each in ranges)
 
 
 def plan_rows(
