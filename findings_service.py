@@ -4867,7 +4867,6 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
 
     def check() -> Checked:
         problems: list[Problem] = []
-        complete = True
         try:
             with TimeLimit(settings.schema_timeout):
                 if value is None:
@@ -4876,9 +4875,8 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
                 problems += nul_problems(text, free.member if free and free.nul else None)
         except (OutOfTime, ExtensionCheckTimeout):
             problems.append(OUT_OF_TIME)
-            complete = False
         if value is None or problems:
-            raise ValidationFailed(problems, complete=complete)
+            raise ValidationFailed(problems, complete=OUT_OF_TIME not in problems)
         return value
 
     return SlowBody(check)
