@@ -3941,6 +3941,16 @@ class StoredFinding(Struct, frozen=True, gc=False):
         state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
         return replace(state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags)
 
+    def repeated(self, report: NewTask, run_branch: str) -> RepeatedReport:
+        """Return what the report of a run comes to.
+
+        What the main line knows, a branch's report leaves as it is; what the main line reports, it takes over.
+        """
+        if run_branch and not self.state.branch:
+            return RepeatedReport(self, report, [], self.state)
+        branch = run_branch and self.state.branch
+        return RepeatedReport(self, report, self.changed(report, branch), self.next_state(report, branch))
+
 
 TASK_ROW_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity,
     tasks.project_type, tasks.target_url, tasks.branch, tasks.rule, tasks.tags"""
@@ -4186,12 +4196,15 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
     )
     move_in_counters(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
     insert_history(connection, who, now, by.run, map(reported_entry, rewritten))
-    if seqs := [item.state.seq for item in repeated if not item.finding.seen_by_run]:
+    unseen = [item.state for item in repeated if not item.finding.seen_by_run]
+    if seqs := [state.seq for state in unseen if state.branch or not by.run.branch]:
         connection.execute(
             f"UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1 WHERE {BY_SEQ}",
             (by.run.id, now, who.client_id, json.dumps(seqs)),
         )
         insert_sightings(connection, by, seqs)
+    if on_main_line := [state.seq for state in unseen if by.run.branch and not state.branch]:
+        insert_sightings(connection, by, on_main_line, counted=False)
     return [TaskResult(item.state.id, item.state.status, item.report.external_id, item.result) for item in repeated]
 
 
@@ -4206,28 +4219,16 @@ def store_reports(
 ) -> tuple[dict[str | int, TaskResult], int]:
     """Store reports by their external ids, or something else where they have none.
 
-    What the main line knows, a branch's report leaves as it is; what the main line reports, it takes over.
-
     :param findings: those that are stored already.
     :return: what became of each, and how many of them the run had not reported before.
     """
     new = {key: report for key, report in reports.items() if key not in findings}
-    on_main_line = {key: each for key, each in findings.items() if by.run.branch and not each.state.branch}
-    repeated: dict[str | int, RepeatedReport] = {}
-    for key, each in findings.items():
-        if key not in on_main_line:
-            report, branch = reports[key], by.run.branch and each.state.branch
-            changed, state = each.changed(report, branch), each.next_state(report, branch)
-            repeated[key] = RepeatedReport(each, report, changed, state)
     results: dict[str | int, TaskResult] = {}
     if new:
         results.update(zip(new, insert_tasks(connection, by, list(new.values())), strict=True))
-    if repeated:
-        results.update(zip(repeated, update_tasks(connection, by, list(repeated.values())), strict=True))
-    if seqs := [each.state.seq for each in on_main_line.values() if not each.seen_by_run]:
-        insert_sightings(connection, by, seqs, counted=False)
-    for key, each in on_main_line.items():
-        results[key] = TaskResult(each.state.id, each.state.status, key, "unchanged")
+    if findings:
+        repeated = [each.repeated(reports[key], by.run.branch) for key, each in findings.items()]
+        results.update(zip(findings, update_tasks(connection, by, repeated), strict=True))
     return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
 
 
