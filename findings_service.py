@@ -1497,6 +1497,11 @@ class Database(ABC):
         with self._uses_lock:
             self.last_uses[client_id, table, key] = at
 
+    def forget_uses(self, written: Mapping[UseKey, str]) -> None:
+        """Forget uses once they are durable, but not what was used again meanwhile."""
+        with self._uses_lock:
+            self.last_uses = dict(self.last_uses.items() - written.items())
+
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing: client by client."""
         for client_id in sorted({key[0] for key in list(self.last_uses)}):
@@ -1961,24 +1966,20 @@ class SQLiteDatabase(Database):
         """
         patience = self.settings.busy_timeout if patience is None else patience
         end = time.monotonic() + patience
-        uses: dict[UseKey, str] = {}
         with self.maintaining(patience) as connection:
             try:
                 patiently(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
                 self._is_writing = True
-                with self._uses_lock:
-                    uses, self.last_uses = self.last_uses, {}
-                if uses:
-                    write_last_uses(connection, uses)
+                uses = self.last_uses.copy()
+                write_last_uses(connection, uses)
                 yield connection
                 if connection.deletes:
                     self._folded = None
                 connection.write_counts()
                 connection.execute("COMMIT")
                 self.version += 1
+                self.forget_uses(uses)
             except BaseException:
-                with self._uses_lock:
-                    self.last_uses = {**uses, **self.last_uses}
                 if connection.in_transaction:  # SQLite may have rolled back by itself, as on a full disk
                     connection.execute("ROLLBACK")
                 raise
