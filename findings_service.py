@@ -1285,6 +1285,7 @@ BRANCHES = " branches"  # ends the scope of a counter of what is not of the main
 BY_TEXT = ("tasks rule:", "tasks tag:")  # begin the scopes that have a finding's own texts
 CounterKey = tuple[str, str, str, int]  # what a counter counts: client, scope, status, severity
 UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
+WAITING = 10  # seconds that what is at work may take for each that it may have the processor
 
 
 class Cursor(Protocol):
@@ -1348,12 +1349,21 @@ class Connection(ABC):
         :param newest: the seq of its newest task when the request began, 0 where it had none.
         """
 
-    @abstractmethod
-    def limited(self, seconds: float) -> AbstractContextManager[None]:
-        """Let what is done within have no more than so many seconds.
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Let what is done within have the processor for no more than so many seconds.
+
+        Waiting counts only where it is ten times as long: a machine that has much else to do makes no list too long. An
+        engine interrupts a statement that is at work then.
 
         :raises TimeoutError: when they are over.
         """
+        worked, waited = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
+        self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
+        try:
+            yield
+        finally:
+            self.is_late = bool
 
     def recall_page(self, key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
         """Return a page as it went out before, or what `make` makes of it now. The client's stamp is in the key."""
@@ -1545,7 +1555,6 @@ class Database(ABC):
 
 
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
-WAITING = 10  # seconds that what is at work may take for each that it may have the processor
 
 
 class SQLiteConnection(sqlite3.Connection, Connection):
@@ -1562,26 +1571,23 @@ class SQLiteConnection(sqlite3.Connection, Connection):
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Interrupt the statement that is at work when it has had the processor for some seconds.
+        """Interrupt the statement that is at work when its time is over.
 
-        Waiting counts only where it is ten times as long: a machine that has much else to do makes no list too long.
         What reads little is never interrupted, however slow the disk is
         (https://www.sqlite.org/c3ref/progress_handler.html).
 
         :raises TimeoutError: then.
         """
-        worked, waited = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
-        self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
-        self.set_progress_handler(self.is_late, CLOCK_STEPS)
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
-                raise
-            raise TimeoutError from None
-        finally:
-            self.set_progress_handler(None, 0)
-            self.is_late = bool
+        with super().limited(seconds):
+            self.set_progress_handler(self.is_late, CLOCK_STEPS)
+            try:
+                yield
+            except sqlite3.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
+                    raise
+                raise TimeoutError from None
+            finally:
+                self.set_progress_handler(None, 0)
 
     def integrity_errors(self) -> Iterator[str]:
         """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""

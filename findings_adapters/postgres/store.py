@@ -376,20 +376,17 @@ class PostgresConnection(heart.Connection):
         :raises TimeoutError: when they are over.
         """
         began, limit = time.monotonic(), max(2, round(LIST_SHARE * seconds * 1000))
-        worked, waited = time.thread_time() + seconds, began + heart.WAITING * seconds
-        self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
         self.send(
             f"""SELECT set_config('statement_timeout', '{limit}', true),
                 set_config('lock_timeout', '{limit // 2}', true)"""
         )
         try:
-            yield
+            with super().limited(seconds):
+                yield
         except psycopg.errors.QueryCanceled:
             if time.monotonic() < began + limit / 1000:  # somebody else has cancelled it
                 raise
             raise TimeoutError from None
-        finally:
-            self.is_late = bool
 
     def integrity_errors(self) -> Iterator[str]:
         """Tell what of the schema is not there. What follows has all its time."""
