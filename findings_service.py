@@ -2313,12 +2313,6 @@ def fits(validator: Any, schema: Any, instance: Any) -> bool:
 def judge_value(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
     """Judge by a keyword that is about a value itself."""
     match keyword:
-        case "type":  # in draft 3 a schema is a type too
-            kinds = [rule] if isinstance(rule, str) else rule
-            for kind in kinds:
-                if fits(validator, kind, instance) if isinstance(kind, dict) else validator.is_type(instance, kind):
-                    return
-            yield ValidationError(f"{instance!r} is not of type {', '.join(map(repr, kinds))}")
         case "enum" | "const":
             values = rule if keyword == "enum" else [rule]
             if instance not in values or frozen(instance) not in map(frozen, values):  # to Python true is 1 as well
@@ -2425,7 +2419,7 @@ def spoken_of(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) 
 
 
 OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
-    **dict.fromkeys(("anyOf", "const", "enum", "oneOf", "pattern", "type", "uniqueItems"), judge_value),
+    **dict.fromkeys(("anyOf", "const", "enum", "oneOf", "pattern", "uniqueItems"), judge_value),
     **dict.fromkeys(("dependencies", "dependentRequired", "patternProperties", "required"), judge_members),
     **dict.fromkeys(("additionalProperties", "unevaluatedItems", "unevaluatedProperties"), judge_others),
 }
