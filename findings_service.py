@@ -1937,8 +1937,7 @@ class SQLiteDatabase(Database):
             try:
                 yield connection
             finally:
-                if connection.in_transaction:  # an error of the disk has ended it
-                    connection.execute("ROLLBACK")
+                connection.rollback()  # unless an error of the disk has ended it
 
     @contextmanager
     def apart(self, lane: str = "read") -> Iterator[SQLiteConnection]:
@@ -1986,8 +1985,7 @@ class SQLiteDatabase(Database):
                 self.version += 1
                 self.forget_uses(uses)
             except BaseException:
-                if connection.in_transaction:  # SQLite may have rolled back by itself, as on a full disk
-                    connection.execute("ROLLBACK")
+                connection.rollback()  # unless SQLite has by itself, as on a full disk
                 raise
             finally:
                 connection.begin_counting()
@@ -2002,7 +2000,7 @@ class SQLiteDatabase(Database):
                     try:
                         connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
                     finally:
-                        connection.execute("ROLLBACK")
+                        connection.rollback()
                 return
             except Busy:
                 if time.monotonic() > until:
