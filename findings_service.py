@@ -1930,9 +1930,6 @@ class SQLiteDatabase(Database):
     def snapshot(self) -> Iterator[SQLiteConnection]:
         """Give a connection to a reader whose statements must all see the same moment."""
         with self.reading() as connection:
-            if connection.in_transaction:
-                yield connection
-                return
             connection.execute("BEGIN")
             try:
                 yield connection
