@@ -171,8 +171,8 @@ def parse_size(text: str) -> int:
 
 def scheme_of(db: str) -> str:
     """Return the scheme of a database's URL in small letters, "" for the path of a file."""
-    scheme, colon, _ = db.partition("://")
-    return scheme.lower() if colon and regex.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) else ""
+    match = regex.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", db)
+    return match[1].lower() if match else ""
 
 
 def parse_path(text: str) -> str:
