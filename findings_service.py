@@ -338,7 +338,7 @@ class Problem(Struct, omit_defaults=True):
 
     def below(self, prefix: str) -> Problem:
         """Return the same problem, of something that stands at `prefix` in the body."""
-        return Problem(self.detail, f"{prefix}{self.pointer or ''}", self.parameter, self.value)
+        return replace(self, pointer=f"{prefix}{self.pointer or ''}")
 
 
 class ServiceError(Exception):
