@@ -1623,13 +1623,18 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
 
 
 def require_version(name: str, version: int) -> None:
-    """Refuse a schema that is not this program's, unless a step leads on from it. :raises DatabaseUnusable: then."""
+    """Refuse a schema that is not this program's, unless a step leads on from it, or it is none yet, which is 0.
+
+    :raises DatabaseUnusable: then.
+    """
+    if version in (0, SCHEMA_VERSION):
+        return
     told = f"{name} has schema version {version}"
     if version > SCHEMA_VERSION:
         raise DatabaseUnusable(f"{told}, newer than this program's {SCHEMA_VERSION}; update findings-service")
-    if version < SCHEMA_VERSION and (absent := load_part("findings_features/migrations.py")):
+    if absent := load_part("findings_features/migrations.py"):
         raise DatabaseUnusable(f"{told}, and {absent}, which would bring it to {SCHEMA_VERSION}, is not there")
-    if version < SCHEMA_VERSION and version + 1 not in REGISTRY.migrations:
+    if version + 1 not in REGISTRY.migrations:
         raise DatabaseUnusable(
             f"{told}, older than any that this program opens; keep it for the program that made it, and name another"
             " database"
@@ -1661,8 +1666,7 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     version = user_version(connection)  # another process may have been faster
-    if version:
-        require_version(path, version)
+    require_version(path, version)
     steps = steps_from(path, version)
     for statement in statements_of("\n".join([*(step.script for step in steps), schema_path().read_text("utf-8")])):
         connection.execute(statement)
@@ -1729,8 +1733,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
             connection.execute("PRAGMA query_only = ON")
             connection.pages = {}
         else:
-            if version := user_version(connection):
-                require_version(settings.db, version)
+            require_version(settings.db, user_version(connection))
             connection.execute("PRAGMA journal_mode = WAL")
         theirs = settings.cache // READERS_SHARE
         connection.executescript(
