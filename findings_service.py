@@ -919,9 +919,9 @@ class Health(Model):
     postgresql: str | UnsetType = UNSET
 
 
-def described(text: str, **rules: Any) -> Meta:
-    """Return what a parameter is, for OpenAPI, and what holds for it."""
-    return Meta(description=text, **rules)
+def described(text: str) -> Meta:
+    """Return what a parameter is, for OpenAPI."""
+    return Meta(description=text)
 
 
 NoComma = Annotated[str, Meta(min_length=1, extra_json_schema=NO_COMMA)]
@@ -1058,8 +1058,8 @@ class TaskOrder(TaskFilters):
     after: Annotated[str, Meta(pattern=SEVERITY_CURSOR, description=AFTER)] | None = None
     sort: Annotated[
         Literal["-createdAt", "createdAt", "severity"],
-        described(
-            "The order: newest first, oldest first, or critical ones first and the newest first within.",
+        Meta(
+            description="The order: newest first, oldest first, or critical ones first and the newest first within.",
             extra_json_schema={"x-enum-varnames": ["NEWEST_FIRST", "OLDEST_FIRST", "SEVERITY"]},
         ),
     ] = "-createdAt"
