@@ -2565,7 +2565,6 @@ def failure_in_words(error: BaseException, schema: str) -> str:
     """
     if isinstance(error, RecursionError):
         return f"{schema} is nested too deeply, or refers to itself without an end"
-    log.info("a client's schema failed: %r", error)
     return f"{schema} cannot be judged by: {truncate(str(error))}"
 
 
