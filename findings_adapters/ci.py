@@ -78,23 +78,19 @@ def visible(text: str) -> str:
     return shown.replace("##[", "##\\[")
 
 
-class Ended(click.ClickException):
-    """A command ended without its result."""
+class Failed(click.ClickException):
+    """What a command could not do, though it was asked well."""
+
+    exit_code = 3
 
     def __init__(self, message: str) -> None:
         super().__init__(visible(message))
 
 
-class BadInput(Ended):
+class BadInput(Failed):
     """Wrong usage or input."""
 
     exit_code = 2
-
-
-class Failed(Ended):
-    """What a command could not do, though it was asked well."""
-
-    exit_code = 3
 
 
 @contextmanager
