@@ -764,34 +764,32 @@ def register_type(service: Service, name: str, label: str | None) -> None:
         service.request("POST", "project-types", {"name": name, "label": label})
 
 
-def report_in_runs(
-    service: Service, runs: Sequence[tuple[Mapping[str, Any], Prepared]], *, resolve_missing: bool
-) -> dict[str, Spots]:
+def report_in_runs(service: Service, parts: Iterable[Prepared], *, resolve_missing: bool) -> dict[str, Spots]:
     """Report documents in runs and return where they have their findings, by the runs' ids.
 
     Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
     """
     with ExitStack() as open_runs:
-        begun = dict[str, tuple[Mapping[str, Any], Prepared]]()
-        for start, prepared in runs:
-            run = RunSession(service, start, resolve_missing=resolve_missing and not prepared.is_partial)
-            begun[open_runs.enter_context(run).id] = start, prepared
-        for run_id, (_, prepared) in begun.items():
-            for name, document in prepared.documents:
+        begun = dict[str, Prepared]()
+        for part in parts:
+            run = RunSession(service, part.start, resolve_missing=resolve_missing and not part.is_partial)
+            begun[open_runs.enter_context(run).id] = part
+        for run_id, part in begun.items():
+            for name, document in part.documents:
                 submit(service, run_id, name, document)
         resolved = {
-            run_id: count_missing(service, run_id, start["branch"], prepared.left_out)
-            for run_id, (start, prepared) in begun.items()
-            if resolve_missing and not prepared.is_partial
+            run_id: count_missing(service, run_id, part.start["branch"], part.left_out)
+            for run_id, part in begun.items()
+            if resolve_missing and not part.is_partial
         }
-    for run_id, (start, prepared) in begun.items():
+    for run_id, part in begun.items():
+        kind, target, branch = (part.start[name] for name in ("projectType", "targetUrl", "branch"))
         if number := resolved.get(run_id):
-            note(f"Findings of {start['projectType']} resolved because their paths are left out: {number:,}.")
-        if resolve_missing and prepared.is_partial:
-            note(f"Nothing of {start['projectType']} is resolved: it says that it could not check everything.")
-        target, branch = start["targetUrl"] or "no target", start["branch"] or "main line"
-        note(f"Run {run_id} of {start['projectType']}, {target}, {branch}.")
-    return {run_id: prepared.spots for run_id, (_, prepared) in begun.items()}
+            note(f"Findings of {kind} resolved because their paths are left out: {number:,}.")
+        if resolve_missing and part.is_partial:
+            note(f"Nothing of {kind} is resolved: it says that it could not check everything.")
+        note(f"Run {run_id} of {kind}, {target or 'no target'}, {branch or 'main line'}.")
+    return {run_id: part.spots for run_id, part in begun.items()}
 
 
 def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
@@ -952,15 +950,13 @@ def scan(
         parts = read_parts(config, read_documents(files, source), project_type, explain=explain)
         note_absolute_paths(spot for *_, part in parts for spot in part.spots.values())
         with service_at(url, db, new=True) as service:
-            for name, label, _ in parts:
-                register_type(service, name, label)
-            start = {"targetUrl": place.target, "branch": place.branch}
             told = place.metadata | ({"sourceUrl": source_url} if source_url else {})
-            runs = [
-                (start | {"projectType": name, "metadata": told if place.commit else told | part.source}, part)
-                for name, _, part in parts
-            ]
-            spots = report_in_runs(service, runs, resolve_missing=resolve_missing)
+            for name, label, part in parts:
+                register_type(service, name, label)
+                metadata = told if place.commit else told | part.source
+                part.start = {"projectType": name, "metadata": metadata}
+                part.start |= {"targetUrl": place.target, "branch": place.branch}
+            spots = report_in_runs(service, (part for *_, part in parts), resolve_missing=resolve_missing)
             report_gates(service, spots, Bar(fail_on, only, without_baseline), form)
 
 

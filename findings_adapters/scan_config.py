@@ -297,9 +297,10 @@ class Prepared(Struct):
     """What goes into a run: its documents, where these have each finding, and the findings that were left out.
 
     It is partial where a tool said that it could not look at everything. `source` is the repository and the commit that
-    they are about, where they say so.
+    they are about, where they say so, and `start` what the run is started with.
     """
 
+    start: dict[str, Any] = {}
     documents: list[tuple[str, bytes]] = []
     source: dict[str, str] = {}
     spots: dict[str, Spot] = {}
