@@ -56,7 +56,6 @@ MEDIA_TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
-    ".txt": "text/plain",
 }
 
 
