@@ -177,14 +177,6 @@ def described_operation(each: heart.Operation, references: References) -> Json:
 
 # The header is told of here alone: only proxies send it, and as a parameter it would be in every generated client.
 KEYS = "An API key: fts_… With one for users, a proxy says in `Findings-User` who each request is from."
-# In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
-ORDER = (*TAGS, "overview", "groups", "brief", "me", "healthz", "metrics", "openapi.json")
-
-
-def place_of(each: heart.Operation) -> tuple[int, str]:
-    """Return what operations are sorted by."""
-    step = each.path.removeprefix(heart.API).split("/")[1]
-    return ORDER.index(step) if step in ORDER else len(ORDER), each.path
 
 
 def document_of(*operations: heart.Operation) -> Json:
@@ -196,7 +188,7 @@ def document_of(*operations: heart.Operation) -> Json:
     references |= {str: TEXT, dict: OBJECT}
     references |= {each: {"anyOf": [references[model] for model in each]} for each in bodies if isinstance(each, tuple)}
     paths: dict[str, Json] = {}
-    for each in sorted(operations, key=place_of):
+    for each in sorted(operations, key=attrgetter("path")):
         paths.setdefault(each.path, {})[each.method.lower()] = described_operation(each, references)
     return {
         "openapi": "3.1.0",
