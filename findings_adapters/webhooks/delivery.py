@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -129,11 +130,8 @@ class Deliverer:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if not self._leased_until:
             return
-        try:
-            with self._database.transaction(patience=LOCK_PATIENCE) as connection:
-                connection.execute("DELETE FROM delivery_lease WHERE holder = ?", (self._holder,))
-        except Exception as error:
-            heart.log.warning("the lease of webhook deliveries is left to run out: %s", error)
+        with suppress(Exception), self._database.transaction(patience=LOCK_PATIENCE) as connection:  # else it runs out
+            connection.execute("DELETE FROM delivery_lease WHERE holder = ?", (self._holder,))
 
     def _work(self) -> None:
         while not self._stopping.wait(LOOK_PAUSE):
