@@ -487,8 +487,9 @@ def test_a_locked_database_is_told_of(folder: Path, local: Agent) -> None:
 
 def test_a_service_that_is_away_is_told_of() -> None:
     service = Service(Remote(f"http://127.0.0.1:{free_port()}", "x" * 20))
+    call = types.CallToolRequestParams(name="start_run", arguments={"projectType": "web"})
     with hurried(0):
-        result = mcp_server.perform(service, mcp_server.TOOLS["start_run"], {"projectType": "web"})
+        result = mcp_server.call_tool(service, call)
     assert (result.is_error, "Connection refused" in data_of(result)) == (True, True)
     assert "idempotencyKey" in result.content[0].text
 

@@ -301,10 +301,16 @@ AWAY = (
 )
 
 
-def perform(service: Service, tool: Tool, arguments: Mapping[str, Any]) -> types.CallToolResult:
-    """Call a tool. :raises Refused: when the key is none; every other error is a result."""
+def call_tool(service: Service, params: types.CallToolRequestParams) -> types.CallToolResult:
+    """Call a tool; what goes wrong with that is a result, too.
+
+    :raises MCPError: when there is none of the name. :raises Refused: when the key is none.
+    """
+    if params.name not in TOOLS:
+        raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.truncate(params.name)}")
+    tool = TOOLS[params.name]
     try:
-        path, body, same = request_of(tool, arguments)
+        path, body, same = request_of(tool, params.arguments or {})
         answer = service.request(tool.method, path, body, same=same)
         told: Json = answer.read(Json)
         listed = (*told.get("tasks", ()), *told.get("offenders", ()))
@@ -325,13 +331,6 @@ def perform(service: Service, tool: Tool, arguments: Mapping[str, Any]) -> types
     except Unavailable as error:
         return result(f"{tool.name} failed. {AWAY}\n{fenced(compact({'detail': str(error)}))}", is_error=True)
     return result(shown, structured_content=told)
-
-
-def call_tool(service: Service, params: types.CallToolRequestParams) -> types.CallToolResult:
-    """Call a tool. :raises MCPError: when there is none of the name."""
-    if params.name not in TOOLS:
-        raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.truncate(params.name)}")
-    return perform(service, TOOLS[params.name], params.arguments or {})
 
 
 def brief_text(service: Service, path: str, warnings: Sequence[str]) -> str:
