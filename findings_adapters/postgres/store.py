@@ -213,24 +213,8 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
     warnings = 0
     used = 0.0
 
-    def prepare(self, settings: heart.Settings, address: Address) -> None:
-        """Make a new connection one of the service's, with commits as durable as is set; what the URL says counts."""
-        self.cursor_factory = PostgresCursor
-        self.adapters.register_dumper(int, Int8BinaryDumper)
-        self.adapters.register_dumper(str, StrBinaryDumper)
-        if address.ours.prepare == "off":
-            self.prepare_threshold = None
-        self.add_notice_handler(self._note)
-        self.used = time.monotonic()
-        wanted = "off" if settings.synchronous == "NORMAL" else "on"
-        others = "('off')" if wanted == "on" else "('on', 'remote_write', 'remote_apply', 'local')"
-        if "synchronous_commit" not in address.conninfo:
-            self.run(
-                f"""SELECT set_config('synchronous_commit', '{wanted}', false)
-                    WHERE current_setting('synchronous_commit') IN {others}"""
-            )
-
-    def _note(self, notice: Any) -> None:
+    def note(self, notice: Any) -> None:
+        """Count the server's warnings."""
         self.warnings += notice.severity_nonlocalized == "WARNING"
 
     def run(self, sql: str, *values: Any) -> psycopg.Cursor[tuple[Any, ...]]:
@@ -453,8 +437,24 @@ class PostgresDatabase(heart.Database):
         return link
 
     def _configure(self, link: Link) -> None:
-        """Make a connection ready. :raises heart.DatabaseUnusable: when the server is none that will do."""
-        link.prepare(self.settings, self.address)
+        """Make a connection ready, with commits as durable as is set; what the URL says of that counts.
+
+        :raises heart.DatabaseUnusable: when the server is none that will do.
+        """
+        link.cursor_factory = PostgresCursor
+        link.adapters.register_dumper(int, Int8BinaryDumper)
+        link.adapters.register_dumper(str, StrBinaryDumper)
+        if self.address.ours.prepare == "off":
+            link.prepare_threshold = None
+        link.add_notice_handler(link.note)
+        link.used = time.monotonic()
+        wanted = "off" if self.settings.synchronous == "NORMAL" else "on"
+        others = "('off')" if wanted == "on" else "('on', 'remote_write', 'remote_apply', 'local')"
+        if "synchronous_commit" not in self.address.conninfo:
+            link.run(
+                f"""SELECT set_config('synchronous_commit', '{wanted}', false)
+                    WHERE current_setting('synchronous_commit') IN {others}"""
+            )
         server = (link.info.parameter_status("server_version") or "").partition(" ")[0]
         self.engine = "PostgreSQL", server
         encoding = link.info.parameter_status("server_encoding")
