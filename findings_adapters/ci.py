@@ -142,21 +142,15 @@ LONGEST_BRANCH = 255
 
 
 class Place(Struct):
-    """Which branch is scanned (None: the main line), of what, and by whom. `unknown` says why a branch is a guess."""
+    """Which branch is scanned (None: the main line), of what, and what else a run's metadata tell.
+
+    `unknown` says why a branch is a guess.
+    """
 
     branch: str | None = None
     target: str | None = None
-    commit: str | None = None
-    pipeline: str | None = None
-    actor: str | None = None
     unknown: str = ""
-    repository: str | None = None
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """What a run's metadata tell of it."""
-        names = ("repository", "commit", "pipeline", "actor")
-        return {name: value for name in names if (value := getattr(self, name))}
+    metadata: dict[str, Any] = {}
 
 
 Event = Mapping[str, Any]  # what GitHub tells of what started a workflow
@@ -231,7 +225,8 @@ def github_place(env: Mapping[str, str]) -> Place:
     repository, run = env.get("GITHUB_REPOSITORY"), env.get("GITHUB_RUN_ID")
     target = f"{env.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}" if repository else None
     pipeline = f"{target}/actions/runs/{run}" if target and run else None
-    return Place(branch, target, env.get("GITHUB_SHA"), pipeline, env.get("GITHUB_ACTOR"), unknown)
+    told = {"commit": env.get("GITHUB_SHA"), "pipeline": pipeline, "actor": env.get("GITHUB_ACTOR")}
+    return Place(branch, target, unknown, {"repository": target, **told})
 
 
 def gitlab_branch(env: Mapping[str, str]) -> tuple[str | None, str]:
@@ -254,8 +249,9 @@ def gitlab_branch(env: Mapping[str, str]) -> tuple[str | None, str]:
 def gitlab_place(env: Mapping[str, str]) -> Place:
     """Return where a job of GitLab CI runs."""
     branch, unknown = gitlab_branch(env)
-    target, commit, pipeline = env.get("CI_PROJECT_URL"), env.get("CI_COMMIT_SHA"), env.get("CI_PIPELINE_URL")
-    return Place(branch, target, commit, pipeline, env.get("GITLAB_USER_LOGIN"), unknown)
+    target, commit, actor = env.get("CI_PROJECT_URL"), env.get("CI_COMMIT_SHA"), env.get("GITLAB_USER_LOGIN")
+    told = {"commit": commit, "pipeline": env.get("CI_PIPELINE_URL"), "actor": actor}
+    return Place(branch, target, unknown, {"repository": target, **told})
 
 
 def place_of(env: Mapping[str, str]) -> Place:
@@ -269,7 +265,7 @@ def place_of(env: Mapping[str, str]) -> Place:
         place.unknown = "this CI platform is not known"
     if place.branch is not None:  # as the service takes it
         place.branch = regex.sub(f"[{heart.CONTROLS}]", "", place.branch)[:LONGEST_BRANCH]
-    place.repository = place.target  # which an option may say otherwise
+    place.metadata = {name: told for name, told in place.metadata.items() if told}
     return place
 
 
@@ -953,7 +949,7 @@ def scan(
             told = place.metadata | ({"sourceUrl": source_url} if source_url else {})
             for name, label, part in parts:
                 register_type(service, name, label)
-                metadata = told if place.commit else told | part.source
+                metadata = told if "commit" in told else told | part.source
                 part.start = {"projectType": name, "metadata": metadata}
                 part.start |= {"targetUrl": place.target, "branch": place.branch}
             spots = report_in_runs(service, (part for *_, part in parts), resolve_missing=resolve_missing)
