@@ -444,23 +444,23 @@ def list_resources(service: Service, _: object) -> types.ListResourcesResult:
 
 def read_resource(service: Service, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
     """Return a resource. :raises MCPError: when there is none."""
-    uri = params.uri
-    if uri.startswith(f"{SCHEME}brief?"):
-        brief = written_brief(service, dict(parse_qsl(uri.partition("?")[2])))
-        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=MARKDOWN, text=brief)])
-    kind, slash, name = uri.removeprefix(SCHEME).partition("/")
+    uri, kind = params.uri, heart.JSON_TYPE
+    collection, slash, name = uri.removeprefix(SCHEME).partition("/")
     try:
-        if not regex.fullmatch(rf"{SCHEME}(project-types|(project-types|tasks)/.+)", uri):
+        if uri.startswith(f"{SCHEME}brief?"):
+            kind, text = MARKDOWN, written_brief(service, dict(parse_qsl(uri.partition("?")[2])))
+        elif regex.fullmatch(rf"{SCHEME}(project-types|(project-types|tasks)/.+)", uri):
+            answer = service.request("GET", f"{collection}{slash}{quoted(unquote(name))}")
+            answer.read(Json)  # what is no JSON is no answer of the service's
+            text = answer.body.decode()
+        else:
             raise heart.Missing(uri)
-        answer = service.request("GET", f"{kind}{slash}{quoted(unquote(name))}")
     except (heart.Missing, Refused) as error:
         if error.status != 404:
             raise
         told = heart.truncate(uri)
         raise MCPError(types.INVALID_PARAMS, f"Unknown resource: {told}", {"uri": told}) from None
-    answer.read(Json)  # what is no JSON is no answer of the service's
-    contents = types.TextResourceContents(uri=uri, mime_type=heart.JSON_TYPE, text=answer.body.decode())
-    return types.ReadResourceResult(contents=[contents])
+    return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=kind, text=text)])
 
 
 def written_brief(service: Service, query: Mapping[str, str]) -> str:
