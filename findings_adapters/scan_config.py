@@ -12,7 +12,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -414,9 +414,13 @@ class Decider:
 
     def apply(self, run: dict[str, Any], reported: Sequence[Reported]) -> bool:
         """Decide about the findings of a run, and write that into it. Return whether anything is not as it was."""
-        ready = ready_lines(run, (each.severity for each in reported))
+        lines = [*self.config.lines, *ready_lines(run, (each.severity for each in reported))]
         decided = False
-        decide = lru_cache(4096)(partial(first_decision, [*self.config.lines, *ready]))
+
+        @lru_cache(4096)
+        def decide(rule: str) -> tuple[str, str] | None:  # by the first lines that know the rule
+            return next(filter(None, (each.decide(rule) for each in lines)), None)
+
         for each in reported:
             if pattern := self.pattern_of(each.spot.path):
                 each.is_left_out = True
@@ -446,11 +450,6 @@ class Decider:
     def _explain(self, decision: str, reported: Reported, why: str) -> None:
         place = f" {reported.spot}" if reported.spot.path else ""
         self.explained.append(f"{decision} {reported.rule or '(no rule)'}{place} {why}")
-
-
-def first_decision(lines: Iterable[SeverityRules], rule: str) -> tuple[str, str] | None:
-    """Return what the first lines that know a rule decide, None where none do."""
-    return next(filter(None, (each.decide(rule) for each in lines)), None)
 
 
 def write_severities(run: Mapping[str, Any], kept: Iterable[Reported]) -> None:
