@@ -158,7 +158,7 @@ def json_of(value: Any) -> bytes:
     :raises Refused: for what is nested too deep.
     """
     try:
-        return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        return compact(value).encode("utf-8", "backslashreplace")
     except RecursionError:
         refuse_argument("", f"must not be nested deeper than {heart.NESTING} levels")
 
