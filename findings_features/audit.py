@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -186,10 +186,15 @@ def failing_webhooks(connection: heart.Connection) -> Iterator[str]:
 def audit(connection: heart.Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
     found = list(integrity_errors(connection))
-    for fault in found:
+    refuse_for(found, f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
+
+
+def refuse_for(faults: Sequence[str], summary: str) -> None:
+    """Print faults. :raises click.ClickException: with a summary of them, when there are any."""
+    for fault in faults:
         click.echo(fault)
-    if found:
-        raise click.ClickException(f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
+    if faults:
+        raise click.ClickException(summary)
 
 
 @click.command()

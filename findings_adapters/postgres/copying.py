@@ -297,21 +297,12 @@ def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: 
                 pass
             wrong += difference(table.name, read[table.name], stored)
             bar.update(1)
-        refuse_for(wrong, f"what stands in {target.name} is not what was read")
-        refuse_for(
-            audit.integrity_errors(target.within),
-            "every row was copied as it is, so that the copy has these faults, too",
+        audit.refuse_for(wrong, f"what stands in {target.name} is not what was read; the copy was dropped")
+        audit.refuse_for(
+            list(audit.integrity_errors(target.within)),
+            "every row was copied as it is, so that the copy has these faults, too; the copy was dropped",
         )
     return {name: tally.count for name, tally in read.items()}
-
-
-def refuse_for(wrong: Iterable[str], cause: str) -> None:
-    """Tell what is wrong with a copy. :raises click.ClickException: when anything is."""
-    told = list(wrong)
-    for line in told:
-        click.echo(line)
-    if told:
-        raise click.ClickException(f"{cause}; the copy was dropped")
 
 
 # The command
