@@ -43,6 +43,7 @@ from findings_adapters.client import (
     service_options,
     stoppable,
 )
+from findings_adapters.marks import end_of
 from findings_adapters.scan_config import (
     BARS,
     TEXTS,
@@ -414,11 +415,6 @@ WIDEST_PLACE = 0.4  # of a line
 CELL = 200  # characters of a cell in markdown: a comment may have 65,536
 IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNORECASE)  # that makes a link by itself
 MENTION = regex.compile(r"[@#!$%~&](?=\w)")
-
-
-def end_of(text: str, width: int) -> str:
-    """Return a text cut to so many characters at its start, where the end tells more."""
-    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
 
 
 def wants_colour(env: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ import regex
 
 import findings_features.brief as briefs
 import findings_service as heart
+from findings_adapters.marks import end_of
 
 INTRODUCTION = """# What is known before this scan
 
@@ -91,9 +92,7 @@ def row_of(known: briefs.KnownFinding, length: int) -> Sequence[str | None]:
     """
     excerpt = known.excerpt and heart.truncate(known.excerpt, length)
     comment = known.last_comment and heart.truncate(known.last_comment, 2 * length)
-    place = known.location
-    if place and len(place) > 2 * length:
-        place = f"…{place[1 - 2 * length :]}"
+    place = known.location and end_of(known.location, 2 * length)
     row = [known.external_id, heart.truncate(known.title, length), known.rule, place, excerpt]
     row += [None if known.status == "open" else known.status, known.reason, comment]
     while row[-1] is None:

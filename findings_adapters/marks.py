@@ -17,6 +17,11 @@ def fit_text(text: Any, length: int) -> str | None:
     return plain if 0 < len(plain) <= length else None
 
 
+def end_of(text: str, length: int) -> str:
+    """Return a text cut to so many characters at its start, where the end tells more."""
+    return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
+
+
 def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | None, str | None, str | None]:
     """Return what another program calls rule, file, line and tags as a task has them: nothing of it is refused.
 
@@ -27,7 +32,7 @@ def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | Non
         place = f"{place}:{line}"
     fit = dict.fromkeys(filter(None, (fit_text(tag, 64) for tag in tags))) if isinstance(tags, (list, tuple)) else ()
     return (
-        rule if rule is None or len(rule) <= 256 else f"{rule[:255]}…",
-        place if place is None or len(place) <= 1024 else f"…{place[-1023:]}",
+        rule and heart.truncate(rule, 256),
+        place and end_of(place, 1024),
         heart.to_json_text([*fit][:20]) if fit else None,
     )

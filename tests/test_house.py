@@ -41,10 +41,10 @@ ARROWS = {
     "audit": {"migrations"},  # how words are folded
     "exports": {"gate"},  # the baseline
     "sarif": {"marks", "exports"},
-    "markdown": {"brief"},
+    "markdown": {"brief", "marks"},
     "webhooks": {"events", "gate"},
     "client": {"brief", "gate"},
-    "ci": {"client", "formats", "scan_config", "exports", "gate"},
+    "ci": {"client", "formats", "marks", "scan_config", "exports", "gate"},
     "formats": {"marks", "sarif"},
     "scan_config": {"client"},
     "mcp": {"client", "markdown", "serving", "me"},

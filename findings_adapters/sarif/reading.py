@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 import findings_service as heart
-from findings_adapters.marks import foreign_marks
+from findings_adapters.marks import end_of, foreign_marks
 
 OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
 
@@ -710,9 +710,7 @@ class Place(Struct, gc=False):
         """The code there, labelled as people write a place with the line it begins at: none where nothing is known."""
         where = self.path or self.name
         for line, text in self.code or [(self.line, "")]:
-            label = f"{where}:{line}" if where and line else where
-            if len(label) > LABEL_LENGTH:
-                label = "…" + label[1 - LABEL_LENGTH :]
+            label = end_of(f"{where}:{line}" if where and line else where, LABEL_LENGTH)
             content = cut_bytes(text, SNIPPET) or None
             if label or content:
                 yield heart.Evidence(type="code", label=label or None, content=content)
