@@ -1795,19 +1795,20 @@ def is_filled(path: str) -> bool:
     return False
 
 
-def open_database(settings: Settings, *, read_only: bool = False, create: bool = True) -> SQLiteConnection:
+def open_database(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     """Return a connection to the settings' database.
 
-    Nothing is made where the log of a file that was moved lies: SQLite would drop it, or take it for the new file's.
+    Unless it is to be read only, a file is made where there is none, readable by its owner alone; its WAL gets the same
+    mode. Nothing is made where the log of a file that was moved lies: SQLite would drop it, or take it for the new
+    file's.
 
-    :param create: whether to make a file, readable by its owner alone, where there is none; its WAL gets the same mode.
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
     """
     path = settings.db
     if sqlite3.sqlite_version_info < (3, 37):  # STRICT tables
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
-        if create:
+        if not read_only:
             logs = [*filter(is_filled, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
             if logs and not os.path.lexists(path):  # in this order: who makes a file makes its log later
                 raise DatabaseUnusable(
@@ -1907,7 +1908,7 @@ class SQLiteDatabase(Database):
         """Say that there is no file, or none with our schema; "" where there is."""
         if not Path(self.settings.db).exists():
             return f"there is no file {self.name}"
-        with closing(open_database(self.settings, read_only=True, create=False)) as connection:
+        with closing(open_database(self.settings, read_only=True)) as connection:
             return unready(self.name, user_version(connection))
 
     # Reading
@@ -1925,7 +1926,7 @@ class SQLiteDatabase(Database):
                     with self.maintaining():
                         pass
                 self._require_file()
-                self._reader = open_database(self.settings, read_only=True, create=False)
+                self._reader = open_database(self.settings, read_only=True)
             self._require_file()
             yield self._reader
 
@@ -1944,10 +1945,7 @@ class SQLiteDatabase(Database):
         """Open a separate connection for a slow read: one at a time in each lane."""
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
-        with (
-            self._lanes[lane],
-            closing(open_database(self.settings, read_only=True, create=False)) as connection,
-        ):
+        with self._lanes[lane], closing(open_database(self.settings, read_only=True)) as connection:
             self._require_file()
             connection.execute("BEGIN")
             yield connection
@@ -2021,7 +2019,7 @@ class SQLiteDatabase(Database):
             self._require_file()
             if self._writer is None:
                 self._process = os.getpid()
-                self._writer = open_database(self.settings, create=self._file is None)
+                self._writer = open_database(self.settings)
                 self._file = self._file or identity(self.settings.db)
                 self._require_file()
             yield self._writer

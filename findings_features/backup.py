@@ -189,7 +189,7 @@ def backup(file: str, replace: bool, db: str) -> None:
             raise click.ClickException(f"there is no file {db}")
         begun = heart.timestamp()
         with (
-            closing(heart.open_database(database.settings, read_only=True, create=False)) as source,
+            closing(heart.open_database(database.settings, read_only=True)) as source,
             new_file(file) as copy,
         ):
             if not (version := heart.user_version(source)):

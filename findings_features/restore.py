@@ -81,7 +81,7 @@ def require_damaged(path: str, error: sqlite3.Error) -> None:
 def copy_verified(file: str, settings: heart.Settings, new: str) -> None:
     """Copy a backup into an empty file. :raises click.ClickException: when it is no good one."""
     theirs = msgspec.structs.replace(settings, db=file)
-    with closing(heart.open_database(theirs, read_only=True, create=False)) as source:
+    with closing(heart.open_database(theirs, read_only=True)) as source:
         if not (version := heart.user_version(source)):
             raise click.ClickException(f"{file} is empty: there is nothing to restore")
         heart.require_version(file, version)

@@ -177,7 +177,7 @@ def require_new(path: str, tables: Sequence[Table]) -> None:
     backup.require_replaceable(path)
     if not Path(path).exists():
         return
-    with closing(heart.open_database(heart.Settings(db=path), read_only=True, create=False)) as connection:
+    with closing(heart.open_database(heart.Settings(db=path), read_only=True)) as connection:
         there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         require_empty(Place(path, connection), [table for table in tables if table.name in there])
 
