@@ -53,6 +53,7 @@ from tests.support import (
 heart.load_parts()
 
 from findings_adapters import ci, sarif  # noqa: E402
+from findings_adapters.sarif.source import with_source  # noqa: E402
 from findings_features import exports  # noqa: E402
 
 SARIF = "application/sarif+json"
@@ -844,7 +845,7 @@ def test_a_result_without_a_snippet_gets_its_line_from_a_checkout(tmp_path: Path
         result(locations=[at("a.py", 9)]),
         result(locations=[at("none.py", 1)]),
     ]
-    document = sarif.with_source(b"\xef\xbb\xbf" + bytes_of(log_with(*results)), folder)
+    document = with_source(b"\xef\xbb\xbf" + bytes_of(log_with(*results)), folder)
     assert snippets_of(document) == ["two", "one", "its own", None, None]
     paths = [msgspec.json.decode(report.extensions or "")["file"] for report in parse(document).reports]
     assert paths == ["a.py", "a.py", "a.py", "a.py", "none.py"]
@@ -860,7 +861,7 @@ def test_nothing_outside_of_a_checkout_is_read(tmp_path: Path) -> None:
         *("../outside/secret.py", str(secret), secret.as_uri(), "link.py", "loop.py", "pipe.py", ".", ""),
         *("a.py/../../outside/secret.py", "%2e%2e/outside/secret.py", "x" * 5000, "%00", "/dev/zero"),
     )
-    document = sarif.with_source(bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris))), folder)
+    document = with_source(bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris))), folder)
     assert snippets_of(document) == [None] * len(uris)
 
 
@@ -879,15 +880,15 @@ def test_nothing_of_git_and_nothing_that_it_ignores_is_read(tmp_path: Path, monk
     linked, ignored = ("link.py", "linked/config"), ("secret.py", "keys/key", "./keys/key", "keys.py")
     uris = (*ours, *linked, *ignored, "new.py", "forced.py", "sub/a.py")
     document = bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris)))
-    assert snippets_of(sarif.with_source(document, folder)) == [None] * 12 + ["new", "forced", "line"]
-    assert snippets_of(sarif.with_source(document, folder / "sub"))[-3:] == [None] * 3
+    assert snippets_of(with_source(document, folder)) == [None] * 12 + ["new", "forced", "line"]
+    assert snippets_of(with_source(document, folder / "sub"))[-3:] == [None] * 3
     above = bytes_of(log_with(*(result(locations=[at(f"repo/{uri}", 1)]) for uri in uris)))
-    assert snippets_of(sarif.with_source(above, tmp_path)) == [None] * 12 + ["new", "forced", "line"]
+    assert snippets_of(with_source(above, tmp_path)) == [None] * 12 + ["new", "forced", "line"]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert snippets_of(sarif.with_source(document, folder)) == [None] * 15
+    assert snippets_of(with_source(document, folder)) == [None] * 15
     checkout(tmp_path / "plain", a="plain\n")
     plain = bytes_of(log_with(result(locations=[at("plain/a.py", 1)])))
-    assert snippets_of(sarif.with_source(plain, tmp_path)) == ["plain"]
+    assert snippets_of(with_source(plain, tmp_path)) == ["plain"]
 
 
 def test_each_repository_below_a_checkout_shows_what_it_tracks(tmp_path: Path) -> None:
@@ -901,7 +902,7 @@ def test_each_repository_below_a_checkout_shows_what_it_tracks(tmp_path: Path) -
         subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     uris = ("a.py", "vendor/inner/a.py", "vendor/inner/secret.py", "broken/a.py")
     document = bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris)))
-    assert snippets_of(sarif.with_source(document, outer)) == ["outer", "inner", None, None]
+    assert snippets_of(with_source(document, outer)) == ["outer", "inner", None, None]
 
 
 STAYING = log_with({"locations": 7}, 5, properties={"x": [1.0, 10**30, "é\0"]}) | {"more": None}
@@ -909,7 +910,7 @@ STAYING = log_with({"locations": 7}, 5, properties={"x": [1.0, 10**30, "é\0"]})
 
 def test_all_else_of_a_document_stays_as_it_is(tmp_path: Path) -> None:
     for text in (b"", b"{", b"[]", b'{"runs": 5}', bytes_of(log_of({"results": 5})), bytes_of(STAYING)):
-        got = sarif.with_source(text, tmp_path)
+        got = with_source(text, tmp_path)
         assert got == text or json.loads(got) == json.loads(text)
 
 
@@ -918,7 +919,7 @@ def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_p
     for line, text in ((2, "import os\neval(x)\n"), (4, "import os\n\n\n    eval(x)\n")):
         folder = checkout(tmp_path / f"{line}", a=text)
         document = bytes_of(log_with(result(locations=[at((folder / "a.py").as_uri(), line)])))
-        ids.append(ids_of(sarif.with_source(document, folder)))
+        ids.append(ids_of(with_source(document, folder)))
     assert ids[0] == ids[1]
 
 
@@ -1194,7 +1195,7 @@ def scanned(scanner: str, folder: Path) -> bytes:
 def test_what_a_real_scanner_found_goes_in_and_out_and_in_again_unchanged(
     app: flask.Flask, client: Client, tmp_path: Path, scanner: str
 ) -> None:
-    document = sarif.with_source(scanned(scanner, tmp_path / "source"), tmp_path / "source")
+    document = with_source(scanned(scanner, tmp_path / "source"), tmp_path / "source")
     count = len(json.loads(document)["runs"][0]["results"])
     assert done(bring(client, document)) == (count, 0, 0, 0)
     assert done(bring(client, document)) == (0, 0, 0, count)

@@ -15,10 +15,7 @@ import operator
 import findings_features.exports as exports
 import findings_service as heart
 from findings_adapters.sarif.reading import judge, parse
-from findings_adapters.sarif.source import with_source
 from findings_adapters.sarif.writing import write_sarif
-
-__all__ = ["SARIF", "judge", "parse", "with_source", "write_sarif"]
 
 SARIF = "application/sarif+json"
 
