@@ -601,7 +601,6 @@ class Rules:
         self.lists = [RuleList(reading, tool.driver or Component(), f"{pointer}/driver")]
         self.lists += [RuleList(reading, part, f"{extensions.pointer}/{n}") for n, part in enumerate(extensions)]
         self.taxonomies = taxonomies
-        self.names = {rules.name for rules in self.lists}
         self.parts = {name: rules for rules in reversed(self.lists) for name in (rules.name, rules.guid) if name}
         self.overrides: dict[int, Level] = {}  # by the identity of a rule
 
@@ -637,7 +636,7 @@ class Rules:
         for reference in filter(None, itertools.islice(references, MOST_TAGS)):
             part = reference.tool_component or ComponentReference()
             name = part.name or self._taxonomy(part)
-            if reference.id and name and name not in self.names:  # which would be another rule
+            if reference.id and name and name not in self.parts:  # which would be another rule
                 tag = reference.id if reference.id.startswith(name) else f"{name[:TAG_LENGTH]}-{reference.id}"
                 yield tag[: TAG_LENGTH + 1]
 
