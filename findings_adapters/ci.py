@@ -393,11 +393,9 @@ def findings_of(
     """
     listed = worst_of(service, run)
     new_ids = {each.id for each in new}
-    shown = {each.id: each for each in (*listed.tasks, *(new if new_first else ()))}
+    shown = {each.id: each for each in (*(new if new_first else ()), *listed.tasks)}
     found = [finding_at(spots, each, is_new=each.id in new_ids) for each in shown.values()]
-    fresh = [each for each in found if each.is_new]
-    known = [each for each in found if not each.is_new][: max(SHOWN - len(fresh), 0)]
-    return sorted([*fresh, *known], key=Finding.order), listed.total
+    return sorted(found[:SHOWN], key=Finding.order), listed.total
 
 
 def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.TaskPage:
