@@ -88,8 +88,7 @@ def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
     texts = {"shortDescription": task.title, "fullDescription": heart.truncate(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
-    tags = items_of(task.tags, str)
-    marks = {"properties": {"tags": tags}} if tags else {}
+    marks = {"properties": {"tags": task.tags}}
     return {"id": rule_id, **{name: {"text": text} for name, text in texts.items()}, **link, **marks}
 
 
@@ -100,7 +99,7 @@ def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
         severity = heart.SEVERITIES[-rule.severity]
         properties = {**rule.descriptor.get("properties", {}), **score_of(severity)}
         level = {"defaultConfiguration": {"level": LEVELS[severity]}}
-        described.append({**rule.descriptor, **level, **({"properties": properties} if properties else {})})
+        described.append({**rule.descriptor, **level, "properties": properties})
     return described
 
 
@@ -206,12 +205,11 @@ del SUBMITTED["externalId"]
 
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
-    tags = items_of(task.tags, str)
     return {
         "taskId": task.id,
         "targetUrl": task.target_url,
         **score_of(task.severity),
-        **({"tags": tags} if tags else {}),
+        "tags": task.tags,
         OURS: {name: getattr(task, field) for name, field in SUBMITTED.items()},
     }
 
