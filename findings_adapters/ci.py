@@ -546,19 +546,19 @@ def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> N
     }
     if form == "github":
         write(f"{line}\n" for line in workflow_commands(service, reports, only))
+        if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+            add_summary(together(reports, *for_people["markdown"]), path)
     if form in for_people:
         lines = (f"{line}\n" for line in together(reports, *for_people[form]))
         write(lines if wants_colour(os.environ) else map(click.unstyle, lines))
-    if form == "github" and (path := os.environ.get("GITHUB_STEP_SUMMARY")):
-        add_summary(together(reports, *for_people["markdown"]), path)
+        return
     if form == "json":
         gates = {"pass": passed(reports), "runs": [report.gate for report in reports]}
         write([msgspec.json.encode(gates), b"\n"])
-    if form == "sarif":
+    else:
         write(sarif_pages(service, {"runId": [report.run.id for report in reports]}, None))
-    if form in ("json", "sarif"):
-        for report in reports:
-            note(f"{report.run.project_type}: {report.gate.reason}" if len(reports) > 1 else report.gate.reason)
+    for report in reports:
+        note(f"{report.run.project_type}: {report.gate.reason}" if len(reports) > 1 else report.gate.reason)
 
 
 # ---------------------------------------------------------------------------
