@@ -221,9 +221,9 @@ class Local:
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
-        if not new and (absence := heart.database_for(heart.Settings.read(db=db)).absence()):
-            raise heart.ConfigurationError(absence)
         settings = heart.Settings.read(db=db, base_url="", api_key="", log="", metrics=False)
+        if not new and (absence := heart.database_for(settings).absence()):
+            raise heart.ConfigurationError(absence)
         self._service = heart.start_service(settings)
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)
