@@ -240,14 +240,6 @@ def member(part: Mapping[str, Any], name: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------
 
 SCORE = "security-severity"
-# How a severity is written, so that it is read as that: GitHub's figure, and SARIF's level.
-WRITTEN = {
-    "critical": ("9.0", "error"),
-    "high": ("7.0", "error"),
-    "medium": ("4.0", "warning"),
-    "low": ("0.1", "note"),
-    "info": (None, "none"),
-}
 
 
 class Spot(Struct, frozen=True):
@@ -454,12 +446,13 @@ class Decider:
 
 def write_severities(run: Mapping[str, Any], kept: Iterable[Reported]) -> None:
     """Write into all findings of a run how severe they are; its rules' own figures would go before the level `none`."""
+    from findings_adapters.sarif.writing import LEVELS, score_of  # here, as the other commands do without SARIF
+
     for rule in rules_of(run):
         member(rule, "properties").pop(SCORE, None)
     for each in kept:
-        score, level = WRITTEN[each.severity]
         properties = {name: value for name, value in (each.result.get("properties") or {}).items() if name != SCORE}
-        each.result |= {"level": level, "properties": properties | ({SCORE: score} if score else {})}
+        each.result |= {"level": LEVELS[each.severity], "properties": properties | score_of(each.severity)}
         if task := properties.get(OURS):
             task["severity"] = each.severity
 

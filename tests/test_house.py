@@ -46,7 +46,7 @@ ARROWS = {
     "client": {"brief", "gate"},
     "ci": {"client", "formats", "marks", "scan_config", "exports", "gate"},
     "formats": {"marks", "sarif"},
-    "scan_config": {"client"},
+    "scan_config": {"client", "sarif"},
     "mcp": {"client", "markdown", "serving", "me"},
     "backup": {"audit"},
     "migrations": {"marks"},
