@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,9 +114,10 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     for kind in ("tasks", "runs"):
         for (_, _, status, severity), n in heart.select_cells(connection, client_id, kind, heart.Filter()).items():
             counts[kind, status, severity] += n
-    every = product(heart.TASK_STATUSES, heart.RANKS.items())
     tasks: dict[tuple[str, ...], int] = {
-        (status, name): counts["tasks", status, rank] for status, (name, rank) in every
+        (status, name): counts["tasks", status, rank]
+        for status in heart.TASK_STATUSES
+        for name, rank in heart.RANKS.items()
     }
     yield gauge("findings_tasks", tasks, ("status", "severity"))
     yield gauge("findings_runs", {(status,): counts["runs", status, 0] for status in heart.RUN_STATUSES}, ("status",))
