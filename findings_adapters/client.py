@@ -478,10 +478,11 @@ class RefusedFinding(Struct):
 class FindingsRefused(Refused):
     """The service did not take some findings of a run; it has all others that were sent until now."""
 
-    def __init__(self, status: int, code: str, findings: Sequence[RefusedFinding]) -> None:
+    def __init__(self, refusal: Refused, findings: Sequence[RefusedFinding]) -> None:
         several = f"{len(findings)} findings were" if len(findings) > 1 else "a finding was"
         listed = ", and ".join(map(str, findings[:LISTED_FINDINGS])) + (" …" if len(findings) > LISTED_FINDINGS else "")
-        super().__init__(status, code, f"{several} refused: {listed}", [p for each in findings for p in each.problems])
+        problems = [problem for each in findings for problem in each.problems]
+        super().__init__(refusal.status, refusal.code, f"{several} refused: {listed}", problems)
         self.findings = findings
 
 
@@ -729,7 +730,7 @@ class RunSession:
             self._last_sent = time.monotonic()
             refused, self._refused = self._refused, []
             if refused and self._refusal:
-                raise FindingsRefused(self._refusal.status, self._refusal.code, refused)
+                raise FindingsRefused(self._refusal, refused)
 
     def gate(self, *, fail_on: FailOn = "high", only: Literal["new", "all"] = "new") -> Gate:
         """Return whether the run may pass: whether nothing so severe is new beside the main line, or at all."""
