@@ -57,7 +57,7 @@ class Tools:
         """Return the tool of the run that was written."""
         driver = {"name": DRIVER, "version": heart.__version__, "rules": rules_of(self.rules[None])}
         parts = [{"name": name, "rules": rules_of(self.rules[name])} for name in self.parts]
-        return {"driver": driver, "extensions": parts} if parts else {"driver": driver}
+        return {"driver": driver, "extensions": parts}
 
 
 def items_of(unread: Any, model: type[Read]) -> list[Read]:
