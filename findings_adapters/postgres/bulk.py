@@ -18,15 +18,14 @@ LOCK_TIME = 10  # seconds to wait for what others do with the tables
 
 
 @contextmanager
-def connected(database: store.PostgresDatabase) -> Iterator[tuple[store.Link, int | None]]:
-    """Give a connection of its own, without limits of time, with the version of the schema there."""
+def connected(database: store.PostgresDatabase) -> Iterator[store.Link]:
+    """Give a connection of its own, without limits of time."""
     with database.beside() as link:
-        version = database.version_at(link)
         link.patience = float("inf")
-        no_limits = ("statement_timeout = 0", "idle_in_transaction_session_timeout = 0")
-        for setting in (*no_limits, f"lock_timeout = '{LOCK_TIME}s'"):
-            link.run(f"SET {setting}")
-        yield link, version
+        link.run(f"SET lock_timeout = '{LOCK_TIME}s'")
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            link.run(f"SET {name} = 0")
+        yield link
 
 
 class ServerPlace(copying.Place):
@@ -39,26 +38,18 @@ class ServerPlace(copying.Place):
 
 
 class ServerTarget(ServerPlace, copying.Target):
-    """A server that is filled."""
+    """A server that is filled in one transaction, with the schema there and empty."""
 
-    def __init__(self, database: store.PostgresDatabase, link: store.Link) -> None:
+    def __init__(self, database: store.PostgresDatabase, link: store.Link, tables: Sequence[Table]) -> None:
         super().__init__(database.name, link)
         self.database = database
         self.statements = dialect.schema_statements()
         self.names = ", ".join(dialect.tables_of(self.statements))
-
-    @property
-    def within(self) -> heart.Connection:
-        """The connection, as the service has one."""
-        return Unfinished(self.database, self.connection)
-
-    def begin(self, version: int | None, tables: Sequence[Table]) -> None:
-        """Begin the transaction, with the schema there and empty."""
-        run = self.connection.run
+        version, run = database.version_at(link), link.run
         run("BEGIN")
-        self.database.lock_schema(self.connection)
+        database.lock_schema(link)
         if version is None:
-            self.database.require_empty(self.connection, dialect.tables_of(self.statements))
+            database.require_empty(link, dialect.tables_of(self.statements))
             run(dialect.MAKE_VERSION_TABLE)
             run(f"INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)", heart.SCHEMA_VERSION)
             self.make(indexes=False)
@@ -66,6 +57,11 @@ class ServerTarget(ServerPlace, copying.Target):
             run(f"LOCK TABLE {self.names} IN ACCESS EXCLUSIVE MODE")
             copying.require_empty(self, tables)
             run(f"TRUNCATE {self.names}")  # without which FREEZE is refused
+
+    @property
+    def within(self) -> heart.Connection:
+        """The connection, as the service has one."""
+        return Unfinished(self.database, self.connection)
 
     def fill(self, table: Table, rows: Iterable[Row]) -> None:
         """Store all rows of a table: as such that all can see, which a VACUUM need not find out."""
@@ -107,7 +103,7 @@ class Unfinished(store.PostgresConnection):
 @contextmanager
 def server_source(database: store.PostgresDatabase) -> Iterator[ServerPlace]:
     """Give what is in a database now."""
-    with connected(database) as (link, _):
+    with connected(database) as link:
         link.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield ServerPlace(database.name, link)
 
@@ -115,7 +111,5 @@ def server_source(database: store.PostgresDatabase) -> Iterator[ServerPlace]:
 @contextmanager
 def server_target(database: store.PostgresDatabase, tables: Sequence[Table]) -> Iterator[ServerTarget]:
     """Give a new database, or one with an empty schema, of which nothing is changed unless that is kept."""
-    with connected(database) as (link, version):
-        target = ServerTarget(database, link)
-        target.begin(version, tables)
-        yield target
+    with connected(database) as link:
+        yield ServerTarget(database, link, tables)
