@@ -206,7 +206,7 @@ def fenced(text: str) -> str:
 
 def heeded(told: Json) -> str:
     """Return an answer inside a fence, and before it that its warnings are no mere data, where it has any."""
-    return f"{HEED}\n{fenced(compact(told))}" if told["warnings"] else fenced(compact(told))
+    return f"{HEED}\n{fenced(compact(told))}" if told.get("warnings") else fenced(compact(told))
 
 
 def result(text: str, **more: Any) -> types.CallToolResult:
@@ -313,17 +313,11 @@ def call_tool(service: Service, params: types.CallToolRequestParams) -> types.Ca
         path, body, same = request_of(tool, params.arguments or {})
         answer = service.request(tool.method, path, body, same=same)
         told: Json = answer.read(Json)
-        listed = (*told.get("tasks", ()), *told.get("offenders", ()))
-        for each in listed:
+        for each in (*told.get("tasks", ()), *told.get("offenders", ())):
             each.pop("etag", None)  # no tool takes one, and each costs a model as much as a title
         if warn := WARNINGS.get(tool.name):
             told = {"warnings": warn(service, told), **told}
-        if tool.name == "read_brief":
-            shown = brief_text(service, path, told["warnings"])
-        elif warn:
-            shown = heeded(told)
-        else:
-            shown = fenced(compact(told) if listed else answer.body.decode())
+        shown = brief_text(service, path, told["warnings"]) if tool.name == "read_brief" else heeded(told)
     except Refused as error:
         if error.status == 401:
             raise
