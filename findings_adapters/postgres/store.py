@@ -449,11 +449,10 @@ class PostgresDatabase(heart.Database):
         link.add_notice_handler(link.note)
         link.used = time.monotonic()
         wanted = "off" if self.settings.synchronous == "NORMAL" else "on"
-        others = "('off')" if wanted == "on" else "('on', 'remote_write', 'remote_apply', 'local')"
         if "synchronous_commit" not in self.address.conninfo:
             link.run(
                 f"""SELECT set_config('synchronous_commit', '{wanted}', false)
-                    WHERE current_setting('synchronous_commit') IN {others}"""
+                    WHERE 'off' IN ('{wanted}', current_setting('synchronous_commit'))"""
             )
         server = (link.info.parameter_status("server_version") or "").partition(" ")[0]
         self.engine = "PostgreSQL", server
