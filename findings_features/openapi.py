@@ -129,12 +129,17 @@ def described_parameters(each: heart.Operation) -> list[Json]:
     schema = heart.schemas_of([each.query])[1][each.query.__name__]
     for name, told in in_ecma(schema["properties"]).items():
         given = next(part for part in told.get("anyOf", [told]) if part.get("type") != "null")
-        parameter = {"name": name, "in": "query", "description": given.pop("description"), "schema": given}
-        parameter |= {"required": True} if name in schema.get("required", ()) else {}
-        if given.get("type") == "array":
+        if given.get("type") == "array":  # is repeated, as is the default; commas do too
             given["minItems"] = 1
-            parameter |= {"style": "form", "explode": True}  # commas do too, but some generators repeat in any case
-        parameters.append(parameter)
+        parameters.append(
+            {
+                "name": name,
+                "in": "query",
+                "required": name in schema.get("required", ()),
+                "description": given.pop("description"),
+                "schema": given,
+            }
+        )
     return parameters
 
 
