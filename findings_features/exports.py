@@ -53,21 +53,15 @@ class ListFormat(Struct, frozen=True, kw_only=True):
 
 def select_dismissals(connection: heart.Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
     """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
+    last = "SELECT MAX(seq) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
     rows = connection.execute(
-        f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment
-            FROM tasks CROSS JOIN history WHERE {heart.BY_ID}
-                AND history.client_id = tasks.client_id AND history.task_seq = tasks.seq
-                AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
-            ORDER BY history.seq""",
+        f"""SELECT tasks.id, said.comment FROM tasks
+            JOIN history AS said ON said.client_id = tasks.client_id AND said.task_seq = tasks.seq
+                AND said.seq = ({last} AND comment <> '')
+            WHERE {heart.BY_ID} AND said.seq >= COALESCE(({last} AND from_status <> to_status), 0)""",
         (client_id, json.dumps(task_ids)),
     )
-    comments: dict[str, str] = {}
-    for task_id, moved, comment in rows:
-        if moved:
-            comments.pop(task_id, None)
-        if comment:
-            comments[task_id] = comment
-    return comments
+    return dict(rows)
 
 
 def select_known(
