@@ -59,7 +59,7 @@ def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[h
     seqs = [task.seq for task in tasks]
     for kind in (heart.RunKey, heart.BranchKey):
         uncount_reported(connection, client_id, kind, seqs)
-    connection.executemany("DELETE FROM tasks WHERE client_id = ? AND seq = ?", [(client_id, seq) for seq in seqs])
+    connection.execute(f"DELETE FROM tasks WHERE {heart.BY_SEQ}", (client_id, json.dumps(seqs)))
     delete_empty_branches(connection, client_id)
 
 
@@ -79,7 +79,6 @@ def uncount_reported(
 
 def remove_empty_run(connection: heart.Connection, client_id: str, run: heart.RunKey) -> None:
     """Delete a run that reports nothing any more, with what else there is of it alone."""
-    connection.deletes = True
     heart.add_to_counters(
         connection, client_id, heart.counter_names("runs", *run.type_and_target, run.branch), run.status, 0, -1
     )
