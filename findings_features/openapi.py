@@ -23,6 +23,7 @@ TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of client
 TAG = "The `etag` of the task: another one as soon as anything of it is."
 WEAK_TAG = "Another one once anything of the client has changed."
 TEXT, OBJECT = {"type": "string"}, {"type": "object"}
+SENT = {"schema": TEXT, "required": True}  # a header that each such answer has
 ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
@@ -58,13 +59,12 @@ def described_answers(each: heart.Operation, references: References) -> Json:
             "content": {form: {"schema": references[model]}},
         }
         if status == 201 and model is not heart.Submission:
-            described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
-    if each.exports:
-        others = {other: {"schema": OBJECT if "json" in other else TEXT} for other in each.exports}
-        described["200"]["content"] |= others
+            described["201"]["headers"] = {"Location": SENT}
+    for other in each.exports:
+        described["200"]["content"][other] = {"schema": OBJECT if "json" in other else TEXT}
     headers: Json = {}
     if each.tagged:
-        headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}
+        headers["ETag"] = {"description": TAG} | SENT
     if each.stamped:
         described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
         headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
@@ -88,7 +88,7 @@ def described_refusal(status: int, errors: Iterable[type[heart.ServiceError]], r
         "content": {heart.PROBLEM_TYPE: {"schema": references[heart.ProblemDetails]}},
     }
     if status in headers:
-        described["headers"] = {headers[status]: {"schema": TEXT, "required": True}}
+        described["headers"] = {headers[status]: SENT}
     return described
 
 
