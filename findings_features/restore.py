@@ -86,11 +86,11 @@ def copy_verified(file: str, settings: heart.Settings, new: str) -> None:
             raise click.ClickException(f"{file} is empty: there is nothing to restore")
         heart.require_version(file, version)
         try:
-            wrong: list[object] = [*backup.copy_database(source, new)]
+            wrong = backup.copy_database(source, new)
         except sqlite3.DatabaseError as error:
             if not is_damaged(error):
                 raise
-            wrong = [error]
+            wrong = [str(error)]
     if wrong:
         raise click.ClickException(f"{file} is damaged, and nothing was restored: {wrong[0]}")
 
