@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
-import gc
 import io
 import math
 import os
@@ -191,18 +190,9 @@ POOLS = {"body": 1, "read": 1, "export": 1, "check": 2, "probe": 1, "send": 2}
 PATIENCE = {"send": 5.0}  # seconds that others may wait for those who wait for strangers
 
 
-LARGE_BODY = heart.KIB * heart.KIB  # bytes of one after which memory is given back
-RELEASED = 1.0  # seconds after which nothing of it is held any more
-LIBC = ctypes.CDLL(None)
-IS_GLIBC = hasattr(LIBC, "mallopt")
-ARENAS = -8, 2  # mallopt(3)'s M_ARENA_MAX: with the default of 16, each thread keeps the most that it ever needed
-
-
-def free_memory() -> None:
-    """Return freed memory to the system, which takes some milliseconds."""
-    gc.collect()  # empties Python's lists of free objects, each of which may keep 1 MiB
-    if IS_GLIBC:
-        LIBC.malloc_trim(0)
+# Of glibc (mallopt(3)): how many arenas threads share (M_ARENA_MAX), and the bytes from which on freed memory goes back
+# to the system (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). By default each thread keeps the most that it ever needed.
+ALLOCATION = ((-8, 2), (-3, 1024 * heart.KIB), (-1, 8192 * heart.KIB))
 
 
 class RSGIApp:
@@ -215,8 +205,9 @@ class RSGIApp:
     def __init__(self, service: heart.Service) -> None:
         self._service = service
         settings, database = service.settings, service.database
-        if IS_GLIBC:
-            LIBC.mallopt(*ARENAS)
+        if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+            for parameter in ALLOCATION:
+                mallopt(*parameter)
         self._scheduler = commits.CommitScheduler(database, service.listeners)
         self._threads = {name: Threads(name, count, 1, PATIENCE.get(name)) for name, count in POOLS.items()}
         self._all: Threads | None = None
@@ -313,11 +304,7 @@ class RSGIApp:
         with self._budget.holding(call.client_id) as hold:  # until it is stored, because its tasks are as large
             arrived = await body.receive(call.limit, hold)
             threads = self._threads["check"] if len(arrived.text) > SMALL_BODY else None
-            answer = await self._finish(call, await self._take(call, partial(call.judge, arrived), threads))
-            if len(arrived.text) > LARGE_BODY:
-                loop = asyncio.get_running_loop()
-                loop.call_later(RELEASED, loop.run_in_executor, None, free_memory)
-            return answer
+            return await self._finish(call, await self._take(call, partial(call.judge, arrived), threads))
 
     async def _take(
         self, call: heart.Call, step: Callable[[], heart.Outcome | None], threads: Threads | None = None
