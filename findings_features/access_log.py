@@ -6,8 +6,6 @@ It listens to what an application answers. Nothing in a line is a key or a body.
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import suppress
 from typing import Any
 
 import regex
@@ -33,15 +31,9 @@ def start(service: heart.Service) -> None:
             "runId": call.run_id if regex.fullmatch(heart.ITEM_CURSOR, call.run_id or "") else None,  # or anything
         }
         line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
-        (service.listeners.write_line or write_line)(line)
+        (service.listeners.write_line or heart.write_unlocked)(line)
 
     service.listeners.answered.append(note)
-
-
-def write_line(line: str) -> None:
-    """Write a line to standard error."""
-    with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def as_word(value: Any) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 from collections.abc import Callable
 
 import flask
 import pytest
 
+import findings_service
 from tests.support import API, KEY, TIME, Server, await_, client_of, task, users_of
 
 LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "user", "runId"]
@@ -77,14 +76,13 @@ def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(s
 
 
 def test_a_text_log_quotes_what_is_no_word_and_stops_nothing_where_nobody_hears(
-    make_app: Callable[..., flask.Flask], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., flask.Flask], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = make_app(log="text")
     client = client_of(app, name="a name")
     for each in (*users_of(app, "anna@shop.example", "Jürgen 1"), client):
         each.read("tasks")
-    said = [line.partition(" default ")[2] for line in capsys.readouterr().err.splitlines()]
+    said = [line.partition(" default ")[2] for line in capfd.readouterr().err.splitlines()]
     assert said == ["proxy anna@shop.example -", 'proxy "J\\u00fcrgen 1" -', '"a name" - -']
-    monkeypatch.setattr(sys, "stderr", (closed := io.StringIO()))
-    closed.close()
+    monkeypatch.setattr(findings_service, "STDERR", -1)  # which is closed
     client.read("tasks")
