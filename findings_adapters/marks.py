@@ -28,7 +28,7 @@ def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | Non
     A longer rule is cut, a location at its front, and of tags the first that fit are taken.
     """
     rule, place = fit_text(rule, sys.maxsize), fit_text(file, sys.maxsize)
-    if place and isinstance(line, int) and not isinstance(line, bool):
+    if place and type(line) is int:
         place = f"{place}:{line}"
     fit = dict.fromkeys(filter(None, (fit_text(tag, 64) for tag in tags))) if isinstance(tags, (list, tuple)) else ()
     return (

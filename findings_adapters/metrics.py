@@ -77,7 +77,7 @@ def begin_counting(service: heart.Service) -> Any:
     service.listeners.answered.append(count_request)
     service.listeners.committed.append(groups.observe)
     if folder:
-        return MultiProcessCollector(prometheus_client.CollectorRegistry())  # type: ignore[no-untyped-call]
+        return MultiProcessCollector(None)  # type: ignore[no-untyped-call]
     return registry
 
 
@@ -100,8 +100,11 @@ def figures_of_files(database: heart.Database) -> Iterator[Metric]:
             yield gauge(name, {(): read()})
 
 
-def gauge(name: str, values: Mapping[tuple[str, ...], float], labels: Sequence[str] = ()) -> Metric:
-    """Return a figure, by what its labels say."""
+def gauge(name: str, values: Mapping[Any, float], labels: Sequence[str] = ()) -> Metric:
+    """Return a figure.
+
+    :param values: its values by what its labels say, each a tuple of texts.
+    """
     metric = GaugeMetricFamily(name, HELP[name], labels=labels)
     for words, value in values.items():
         metric.add_metric(words, value)
@@ -114,7 +117,7 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     for kind in ("tasks", "runs"):
         for (_, _, status, severity), n in heart.select_cells(connection, client_id, kind, heart.Filter()).items():
             counts[kind, status, severity] += n
-    tasks: dict[tuple[str, ...], int] = {
+    tasks = {
         (status, name): counts["tasks", status, rank]
         for status in heart.TASK_STATUSES
         for name, rank in heart.RANKS.items()
