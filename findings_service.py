@@ -920,7 +920,7 @@ class Health(Model):
 
 
 def described(text: str) -> Meta:
-    """Return what a parameter is, for OpenAPI."""
+    """Return the OpenAPI description of a parameter."""
     return Meta(description=text)
 
 
@@ -1351,10 +1351,9 @@ class Connection(ABC):
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Let what is done within have the processor for no more than so many seconds.
+        """Limit the processor time of the block, in seconds; the engine interrupts a statement that is running then.
 
-        Waiting counts only where it is ten times as long: a machine that has much else to do makes no list too long. An
-        engine interrupts a statement that is at work then.
+        Elapsed time counts only from ten times as much on, so that a busy machine does not make a list fail.
 
         :raises TimeoutError: when they are over.
         """
@@ -1623,9 +1622,9 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
 
 
 def require_version(name: str, version: int) -> None:
-    """Refuse a schema that is not this program's, unless a step leads on from it, or it is none yet, which is 0.
+    """Require a schema version of this program, or one that it can migrate, or 0 for an empty file.
 
-    :raises DatabaseUnusable: then.
+    :raises DatabaseUnusable: for any other version.
     """
     if version in (0, SCHEMA_VERSION):
         return
@@ -1798,9 +1797,8 @@ def is_filled(path: str) -> bool:
 def open_database(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     """Return a connection to the settings' database.
 
-    Unless it is to be read only, a file is made where there is none, readable by its owner alone; its WAL gets the same
-    mode. Nothing is made where the log of a file that was moved lies: SQLite would drop it, or take it for the new
-    file's.
+    Without `read_only`, a missing file is created with mode 0600, which its WAL gets, too. It is not created beside the
+    WAL or journal of a file that was moved: SQLite would delete that, or apply it to the new file.
 
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
     """
@@ -3938,9 +3936,9 @@ class StoredFinding(Struct, frozen=True, gc=False):
         return replace(state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags)
 
     def repeated(self, report: NewTask, run_branch: str) -> RepeatedReport:
-        """Return what the report of a run comes to.
+        """Return the changes that a report of a run makes.
 
-        What the main line knows, a branch's report leaves as it is; what the main line reports, it takes over.
+        A report of a branch does not change a task of the main line. A report of the main line takes over a branch's.
         """
         if run_branch and not self.state.branch:
             return RepeatedReport(self, report, [], self.state)
@@ -4435,7 +4433,7 @@ MOST_VALUES = 500_000  # in a body
 
 
 def count_values(text: bytes) -> int:
-    """Return how many values a JSON text without strings has, at most: each stands behind one of three signs."""
+    """Return an upper bound of the values in a JSON text without strings: each follows a comma or a bracket."""
     return sum(map(text.count, (b",", b"[", b"{")))
 
 

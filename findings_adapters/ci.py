@@ -80,7 +80,7 @@ def visible(text: str) -> str:
 
 
 class Failed(click.ClickException):
-    """What a command could not do, though it was asked well."""
+    """Failure of a command whose input was valid."""
 
     exit_code = 3
 
@@ -143,9 +143,9 @@ LONGEST_BRANCH = 255
 
 
 class Place(Struct):
-    """Which branch is scanned (None: the main line), of what, and what else a run's metadata tell.
+    """The branch that is scanned (None: the main line), its repository, and other metadata of a run.
 
-    `unknown` says why a branch is a guess.
+    `unknown` is the reason why a branch is a guess.
     """
 
     branch: str | None = None
@@ -716,9 +716,10 @@ Part = tuple[str, str | None, Prepared]  # the project type of a run, the label 
 
 
 def read_parts(config: Config, documents: Iterable[Scanned], project_type: str | None, *, explain: bool) -> list[Part]:
-    """Return what is a run of its own, prepared as it is configured, and tell what decided. :raises BadInput: for size.
+    """Return the parts of a scan, each of which is sent in a run of its own. Log decisions with `explain`.
 
     :param project_type: of all results together; without it, each tool has a run.
+    :raises BadInput: if a document is too large.
     """
     decider, most = Decider(config), heart.Settings.read().max_sarif
     prepared = prepare(decider, documents, by_tool=not project_type)

@@ -216,8 +216,8 @@ class Local:
     """The service in this process over a database file, as client "default" and with every right.
 
     :param by: who the histories say did what is done here.
-    :raises heart.ConfigurationError: for a setting that makes no sense; without `new`, when there is no such file.
-    :raises heart.DatabaseUnusable: when the file cannot be opened.
+    :raises heart.ConfigurationError: if a setting is invalid, or if the file does not exist, without `new`.
+    :raises heart.DatabaseUnusable: if the file cannot be opened.
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:

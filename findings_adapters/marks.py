@@ -18,7 +18,7 @@ def fit_text(text: Any, length: int) -> str | None:
 
 
 def end_of(text: str, length: int) -> str:
-    """Return a text cut to so many characters at its start, where the end tells more."""
+    """Return the last characters of a text, with an ellipsis in front if it is longer than `length`."""
     return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
 
 

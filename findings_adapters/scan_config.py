@@ -91,7 +91,7 @@ def patterns_of(lines: Iterable[str]) -> Any:
 
 
 def pattern_faults(where: str, patterns: Iterable[Any]) -> Iterator[str]:
-    """Yield the faults of patterns of gitignore: those that are none, or can match nothing."""
+    """Yield an error for each pattern that is not valid in a .gitignore, or cannot match."""
     for pattern in patterns:
         with suppress(TypeError, ValueError, re.error):
             [made] = patterns_of([pattern]).patterns
@@ -266,7 +266,7 @@ class Reported(Struct):
     is_left_out: bool = False
 
     def keep_identity(self) -> None:
-        """Write into the result what it is known by: it stays that though others that are alike are not with it."""
+        """Write the identity into the result, so that it does not depend on similar results in the document."""
         self.result["fingerprints"] = {**(self.result.get("fingerprints") or {}), OURS: self.external_id}
 
 
@@ -326,9 +326,9 @@ def source_of(log: Mapping[str, Any]) -> dict[str, str]:
 
 
 def prepare(decider: Decider, documents: Iterable[Scanned], *, by_tool: bool) -> dict[str, Prepared]:
-    """Return what goes into each run, by the names of tools, or under "" for all of them together.
+    """Return the documents of each run by the name of the tool, or under "" if all tools share a run.
 
-    Findings have the severities that are configured, and are without what is left out.
+    Configured severities are applied to their findings, and excluded findings are removed.
     """
     parts = defaultdict[str, Prepared](Prepared)
     for each in documents:

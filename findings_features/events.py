@@ -95,9 +95,9 @@ EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 's
 
 
 def wanted_events(query: EventQuery, min_severity: heart.Severity | None = None) -> list[heart.Condition]:
-    """Return what an entry of the history must be for its event to be wanted.
+    """Return the conditions on history entries whose events a query asks for.
 
-    :param min_severity: of findings; of what is about a run, none is judged.
+    :param min_severity: of events about findings; events about runs have no severity.
     """
     asked = {
         EVENT_TYPE: query.type,

@@ -127,7 +127,7 @@ def select_words(
 
 
 def update_words(connection: heart.Connection, client_id: str, after: int, condition: str) -> int:
-    """Store the words that the next tasks should have. Return the seq of the last of them, 0 if there is none."""
+    """Update the search words of the next tasks. Return the seq of the last of these tasks, 0 if there are no more."""
     found = list(select_words(connection, client_id, after, condition, WORDS_AT_ONCE))
     changed = [(expected, client_id, seq) for seq, _, words, expected in found if words != expected]
     connection.executemany("UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?", changed)

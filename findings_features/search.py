@@ -39,7 +39,7 @@ class Words(Struct, frozen=True):
 def search_words(text: str) -> Words:
     """Return a search for the words of a text, the longest and so rarest first.
 
-    :raises InvalidParameter: if there is none.
+    :raises InvalidParameter: if the text has no words.
     """
     words = sorted(set(heart.folded(text).split()), key=lambda word: (-len(word), word))
     if not words:

@@ -302,9 +302,9 @@ AWAY = (
 
 
 def call_tool(service: Service, params: types.CallToolRequestParams) -> types.CallToolResult:
-    """Call a tool; what goes wrong with that is a result, too.
+    """Call a tool. All errors but these two are returned as results.
 
-    :raises MCPError: when there is none of the name. :raises Refused: when the key is none.
+    :raises MCPError: if there is no tool of this name. :raises Refused: if the service does not know the key.
     """
     if params.name not in TOOLS:
         raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.truncate(params.name)}")
@@ -445,7 +445,7 @@ def read_resource(service: Service, params: types.ReadResourceRequestParams) -> 
             kind, text = MARKDOWN, written_brief(service, dict(parse_qsl(uri.partition("?")[2])))
         elif regex.fullmatch(rf"{SCHEME}(project-types|(project-types|tasks)/.+)", uri):
             answer = service.request("GET", f"{collection}{slash}{quoted(unquote(name))}")
-            answer.read(Json)  # what is no JSON is no answer of the service's
+            answer.read(Json)  # raises unless the response is JSON, and so the service's
             text = answer.body.decode()
         else:
             raise heart.Missing(uri)

@@ -19,7 +19,7 @@ LOCK_TIME = 10  # seconds to wait for what others do with the tables
 
 @contextmanager
 def connected(database: store.PostgresDatabase) -> Iterator[store.Link]:
-    """Give a connection of its own, without limits of time."""
+    """Open a separate connection without time limits."""
     with database.beside() as link:
         link.patience = float("inf")
         link.run(f"SET lock_timeout = '{LOCK_TIME}s'")

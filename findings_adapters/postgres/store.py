@@ -437,9 +437,9 @@ class PostgresDatabase(heart.Database):
         return link
 
     def _configure(self, link: Link) -> None:
-        """Make a connection ready, with commits as durable as is set; what the URL says of that counts.
+        """Configure a new connection: types, time limits and durability, unless the URL sets that.
 
-        :raises heart.DatabaseUnusable: when the server is none that will do.
+        :raises heart.DatabaseUnusable: if the server cannot be used.
         """
         link.cursor_factory = PostgresCursor
         link.adapters.register_dumper(int, Int8BinaryDumper)

@@ -125,7 +125,7 @@ class IncomingBody:
 
         :param hold: is told of more bytes. :raises Busy: when it does so.
         """
-        body, whole = io.BytesIO(), True  # whose value is no copy
+        body, whole = io.BytesIO(), True  # getvalue() does not copy
         try:
             async with asyncio.timeout(self._patience):
                 # To ask for an end that is known costs a turn of the event loop.
