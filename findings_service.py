@@ -262,7 +262,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "FULL"
     cache: Annotated[
         int, parse_size, "Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks."
-    ] = 56 * SIZES["m"]
+    ] = 32 * SIZES["m"]
     keep: Annotated[float, parse_keep, "`serve` removes runs that finished longer ago, as `prune` does: 365d, say."] = (
         0.0
     )
@@ -4692,7 +4692,7 @@ def evidence_problems(item: Evidence) -> list[Problem]:
 def read_object(raw: Raw, pointer: str, limit: int) -> tuple[str | None, Any]:
     """Return a free-form object as its text exactly as sent (None when left out) and as what it means ({} then).
 
-    What it may have of the levels of the body is what the steps of its pointer leave.
+    It may have as many levels as the task or batch around it leaves. Of SARIF, the export may add some.
 
     :raises MalformedJSON: when msgspec skipped something that is no JSON. :raises ValidationFailed: when it is
     no object or too large.
@@ -4701,7 +4701,7 @@ def read_object(raw: Raw, pointer: str, limit: int) -> tuple[str | None, Any]:
     if text in (b"", b"null"):
         return None, {}
     try:
-        value = require_json(text, NESTING - pointer.count("/"))
+        value = require_json(text, NESTING - (3 if pointer.startswith("/tasks/") else 1))
     except msgspec.ValidationError:
         raise ValidationFailed([Problem("has a number with too many digits", pointer)]) from None
     if not isinstance(value, dict):
@@ -5484,9 +5484,7 @@ class Call:
             return REGISTRY.page_files[self.own_path](self)
         method = self.method.replace("HEAD", "GET")
         if not (found := self.service.router.find(self.own_path.split("/"))):
-            is_listed = ("GET", "/api/v1/openapi.json") in REGISTRY.operations
-            hint = "; GET /api/v1/openapi.json lists what there is" if is_listed else ""
-            raise Missing(absent_answer(f"{method} {self.own_path}") or f"There is nothing at this path{hint}.")
+            raise Missing(absent_answer(f"{method} {self.own_path}") or "There is nothing at this path.")
         self.route, methods, self.parts = found
         if method not in methods:
             raise WrongMethod(listed_methods(methods.values()), absent_answer(f"{method} {self.own_path}"))

@@ -4595,13 +4595,15 @@ def test_what_came_as_sarif_has_a_rule_a_location_and_tags_once_the_schema_has_t
     tasks |= {"odd": client.add(run, extensions={"tool": "t", "ruleId": 1, "file": "", "line": True, "tags": {"a": 1}})}
     tasks |= {"agents": client.add(run, extensions=known | {"tool": ["bandit"]}), "bare": client.add(run)}
     tasks |= {"branch": client.add(client.start(branch="topic"), extensions=known)}
+    tasks |= {"unruled": client.add(run, extensions={"tool": "T", "ruleId": " ", "file": "src/unruled.py"})}
     make_old(app, *TO_VERSION_8)
     client = client_of(create_app(db=db_at(tmp_path / "findings.db")))
     marks = {name: [client.read(f"tasks/{each}")[field] for field in MARKS] for name, each in tasks.items()}
     assert marks.pop("long") == ["r" * 255 + "…", f"…{('d/' * 1000 + 'end.py')[-1023:]}", [f"t{n}" for n in range(20)]]
+    assert marks.pop("unruled") == [None, "src/unruled.py", []]
     nothing, filled = [None, None, []], ["B101", "src/é.py:3", ["a", "b"]]
     assert marks == {"known": filled, "branch": filled, "odd": nothing, "agents": nothing, "bare": nothing}
-    for query in ({"rule": "B101"}, {"tag": "b"}, {"location": "src/é.py"}, {"q": "B101 E.PY"}):
+    for query in ({"rule": "B101"}, {"tag": "b"}, {"location": "src/é.py"}, {"q": "B101 E.PY"}, {"q": "unruled"}):
         assert client.read("tasks", mainLine="true", **query)["total"] == 1
     database_of(client.application).close()
     assert faults_of(tmp_path / "findings.db") == []

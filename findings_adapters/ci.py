@@ -719,10 +719,13 @@ def read_parts(config: Config, documents: Iterable[Scanned], project_type: str |
     """Return the parts of a scan, each of which is sent in a run of its own. Log decisions with `explain`.
 
     :param project_type: of all results together; without it, each tool has a run.
-    :raises BadInput: if a document is too large.
+    :raises BadInput: if a document is too large, or has a number that cannot be written again.
     """
     decider, most = Decider(config), heart.Settings.read().max_sarif
-    prepared = prepare(decider, documents, by_tool=not project_type)
+    try:
+        prepared = prepare(decider, documents, by_tool=not project_type)
+    except ValueError as error:  # a number such as 1e999
+        raise BadInput(str(error)) from None
     for line in decider.explained if explain else ():
         note(line)
     for name, document in itertools.chain.from_iterable(each.documents for each in prepared.values()):

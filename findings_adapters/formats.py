@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.parsers import expat
@@ -141,9 +141,6 @@ def severity_of(word: str, otherwise: str = "medium") -> str:
     return word.lower() if word.lower() in heart.SEVERITIES else otherwise
 
 
-Read = TypeVar("Read")
-
-
 class Row:
     """An object of a report. What is not there, or null, is empty; what is of another kind than asked is refused."""
 
@@ -152,7 +149,7 @@ class Row:
             raise TypeError(f"expected an object, got {type(members).__name__}")
         self.members = members
 
-    def _get(self, name: str, kind: type[Read]) -> Read | None:
+    def _get(self, name: str, kind: Any) -> Any:
         value = self.members.get(name)
         try:
             return None if value is None else msgspec.convert(value, kind)
@@ -165,7 +162,8 @@ class Row:
 
     def number(self, name: str) -> float | None:
         """Return a number."""
-        return self._get(name, float)
+        given: float | None = self._get(name, int | float)
+        return given
 
     def line(self, name: str) -> int | None:
         """Return the number of a line, None where it is none."""

@@ -341,9 +341,9 @@ def prepare(decider: Decider, documents: Iterable[Scanned], *, by_tool: bool) ->
         for tool, findings in tools.items():
             name = f"{each.name}, {tool}" if len(tools) > 1 else each.name
             if len(tools) > 1 or len(findings) > most:
-                texts = [*parts_of_log(each.log, findings, most)]
+                texts = [*parts_of_log(each, findings, most)]
             else:
-                texts = [in_json(each.log) if is_changed else each.text]
+                texts = [in_json(each.log, each.name) if is_changed else each.text]
             parts[tool].documents += ((name, text) for text in texts)
             parts[tool].source = parts[tool].source or source_of(each.log)
             parts[tool].add(findings)
@@ -354,7 +354,7 @@ RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes n
 TEXT_AT_ONCE = 32 * heart.KIB * heart.KIB  # characters that rules say to those, on average: half of a document's limit
 
 
-def parts_of_log(log: Mapping[str, Any], findings: Iterable[Reported], most: int) -> Iterator[bytes]:
+def parts_of_log(scanned: Scanned, findings: Iterable[Reported], most: int) -> Iterator[bytes]:
     """Yield the documents that some findings of one are sent as, with all results of a file in one of them."""
     files, parts = defaultdict[str, set[int]](set), [set[int]()]
     for each in findings:
@@ -365,8 +365,8 @@ def parts_of_log(log: Mapping[str, Any], findings: Iterable[Reported], most: int
             parts.append(set())
         parts[-1] |= results
     for part in parts:
-        runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for run in log["runs"]]
-        yield in_json({**log, "runs": runs})
+        runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for run in scanned.log["runs"]]
+        yield in_json({**scanned.log, "runs": runs}, scanned.name)
 
 
 def reported_in(log: Mapping[str, Any], parsed: heart.Parsed) -> list[list[Reported]]:

@@ -76,7 +76,9 @@ def fill_marks(connection: heart.Connection) -> None:
                 marked = msgspec.structs.replace(state, rule=rule, tags=tags)
                 heart.move_in_counters(connection, client_id, [(state, marked)])
         last = 0
-        while last := update_words(connection, client_id, last, "rule IS NOT NULL"):
+        while last := update_words(
+            connection, client_id, last, "(rule IS NOT NULL OR location IS NOT NULL OR tags IS NOT NULL)"
+        ):
             pass
 
 

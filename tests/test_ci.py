@@ -527,6 +527,13 @@ def test_a_large_document_is_sent_in_several_requests(job: Job, monkeypatch: pyt
     assert job.last_run()["submitted"]["unchanged"] == 16
 
 
+def test_a_number_that_json_cannot_hold_is_wrong_input_where_a_document_is_divided(job: Job) -> None:
+    log = log_of(run_of(result("one"), name="a"), run_of(result("two"), name="b"))
+    path = job.folder / job.write_log("a.sarif", {**log, "properties": {"n": 0.25}})
+    path.write_text(path.read_text().replace("0.25", "1e999"))
+    assert "a.sarif cannot be told in JSON: Out of range" in job.scan("a.sarif", code=2).stderr
+
+
 def uris_in(document: bytes) -> list[str]:
     """Return the files of a document's results."""
     results = [each for run in json.loads(document)["runs"] for each in run["results"]]

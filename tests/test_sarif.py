@@ -651,6 +651,14 @@ def test_what_was_exported_comes_back_by_its_external_id_alone(client: Client) -
     assert [item["externalId"] for item in tasks_of(client)] == ["my own", None, None]
 
 
+def test_extensions_nested_to_the_limit_are_unchanged_by_export_and_import(client: Client) -> None:
+    client.register("web")
+    run = client.start("web")
+    client.submit(run, task(externalId="deep", extensions={"a": json.loads("[" * 96 + "]" * 96)}))
+    answer = client.post(f"{API}/runs/{run}/tasks", data=export(client), content_type=SARIF)
+    assert [each["result"] for each in answer.json["tasks"]] == ["unchanged"]
+
+
 def test_results_tell_code_scanning_what_it_asks_for(client: Client) -> None:
     bring(client, log_with(result(level="error"), rules=[RULE]))
     document = json.loads(export(client))
