@@ -193,7 +193,8 @@ def test_the_key_is_judged_before_a_small_body(serve: Callable[..., Server], len
         assert status_of(connection.recv(65536)) == 401
 
 
-def test_a_client_that_sends_a_refused_body_first_reads_the_response(server: Server) -> None:
+def test_a_client_that_sends_a_refused_body_first_reads_the_response(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(DRAINING=PATIENCE, DRAINING_UNKNOWN=PATIENCE))
     for key in (server.key, "fts_unknown"):
         head = server.head_of(f"{API}/runs", 32 * KIB * KIB).replace(server.key.encode(), key.encode())
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
