@@ -1506,11 +1506,6 @@ class Database(ABC):
         with self._uses_lock:
             self.last_uses[client_id, table, key] = at
 
-    def forget_uses(self, written: Mapping[UseKey, str]) -> None:
-        """Forget uses once they are durable, but not what was used again meanwhile."""
-        with self._uses_lock:
-            self.last_uses = dict(self.last_uses.items() - written.items())
-
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing: client by client."""
         for client_id in sorted({key[0] for key in list(self.last_uses)}):
@@ -1967,20 +1962,24 @@ class SQLiteDatabase(Database):
         """
         patience = self.settings.busy_timeout if patience is None else patience
         end = time.monotonic() + patience
+        uses: dict[UseKey, str] = {}
         with self.maintaining(patience) as connection:
             try:
                 patiently(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
                 self._is_writing = True
-                uses = self.last_uses.copy()
-                write_last_uses(connection, uses)
+                with self._uses_lock:
+                    uses, self.last_uses = self.last_uses, {}
+                if uses:
+                    write_last_uses(connection, uses)
                 yield connection
                 if connection.deletes:
                     self._folded = None
                 connection.write_counts()
                 connection.execute("COMMIT")
                 self.version += 1
-                self.forget_uses(uses)
             except BaseException:
+                with self._uses_lock:
+                    self.last_uses = {**uses, **self.last_uses}
                 connection.rollback()  # unless SQLite has by itself, as on a full disk
                 raise
             finally:
@@ -2307,6 +2306,12 @@ def fits(validator: Any, schema: Any, instance: Any) -> bool:
 def judge_value(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
     """Judge by a keyword that is about a value itself."""
     match keyword:
+        case "type":  # in draft 3 a schema is a type too
+            kinds = [rule] if isinstance(rule, str) else rule
+            for kind in kinds:
+                if fits(validator, kind, instance) if isinstance(kind, dict) else validator.is_type(instance, kind):
+                    return
+            yield ValidationError(f"{instance!r} is not of type {', '.join(map(repr, kinds))}")
         case "enum" | "const":
             values = rule if keyword == "enum" else [rule]
             if instance not in values or frozen(instance) not in map(frozen, values):  # to Python true is 1 as well
@@ -2413,7 +2418,7 @@ def spoken_of(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) 
 
 
 OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
-    **dict.fromkeys(("anyOf", "const", "enum", "oneOf", "pattern", "uniqueItems"), judge_value),
+    **dict.fromkeys(("anyOf", "const", "enum", "oneOf", "pattern", "type", "uniqueItems"), judge_value),
     **dict.fromkeys(("dependencies", "dependentRequired", "patternProperties", "required"), judge_members),
     **dict.fromkeys(("additionalProperties", "unevaluatedItems", "unevaluatedProperties"), judge_others),
 }
@@ -4650,7 +4655,7 @@ def rule_problems(
     remediation: Iterable[tuple[int, RemediationStep]],
     tags: Sequence[Any],
 ) -> Iterator[Problem]:
-    """Tell which rules a task breaks that its model cannot express. Evidence and steps have their indexes."""
+    """Yield the problems of a task that its model cannot express. Evidence and steps have their indexes."""
     if exceeds_bytes(description, 64 * KIB):
         yield Problem("must be at most 64 KiB of UTF-8", "/description")
     for index, item in evidence:
@@ -4853,12 +4858,16 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many values.
     """
     require_few_values(text)
-    document = document_of(text)  # also for what a model leaves unread
     value = None
     with suppress(msgspec.ValidationError):
         value = read_model(model, text)
+    for raw in astuple(value) if value else ():
+        if isinstance(raw, Raw) and bytes(raw):
+            with suppress(msgspec.ValidationError):
+                require_json(bytes(raw), NESTING - 1)
     if value is not None and not NUL_ESCAPE.search(text):
         return value
+    document = document_of(text)
 
     def check() -> Checked:
         problems: list[Problem] = []
@@ -5414,7 +5423,7 @@ class PendingWrite(Struct, eq=False, frozen=True):
         :raises ServiceError: when the state does not allow it.
         """
         call = self.call
-        if given := call.answered_before(connection):
+        if call.request_key is not None and (given := call.answered_before(connection, call.request_key)):
             return given
         raise_stamp(connection, call.client_id)
         given = self.store(connection) or Answer(204, {})
@@ -5562,7 +5571,7 @@ class Call:
         """
         if self.request_key is not None:
             with self.database.reading() as connection:
-                if given := self.answered_before(connection):
+                if given := self.answered_before(connection, self.request_key):
                     return given
         if isinstance(self._body, SlowBody):
             return Deferred("body", self._check_slow_body)
@@ -5651,9 +5660,9 @@ class Call:
             raise ValidationFailed(problems, complete=self._complete)
         return self._body
 
-    def answered_before(self, connection: Connection) -> Answer | None:
-        """Return the answer that the request got before under its key, None when it got none, or has no key."""
-        kept = self.request_key and find_answer(connection, self.request_key, self.body_hash)
+    def answered_before(self, connection: Connection, key: RequestKey) -> Answer | None:
+        """Return the answer that the request got before under its key, None when it got none."""
+        kept = find_answer(connection, key, self.body_hash)
         if not kept:
             return None
         tag = msgspec.json.decode(kept.body).get("etag") if self.operation.tagged else None

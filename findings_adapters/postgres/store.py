@@ -574,15 +574,21 @@ class PostgresDatabase(heart.Database):
         :param patience: seconds to wait for them; None for what is set.
         :raises heart.TryAgain: when the server undid it.
         """
-        with self._connection("BEGIN ISOLATION LEVEL READ COMMITTED", read_only=False) as connection:
-            if client_id is not None:
-                connection.lock(client_id, patience)
-            # To write those of others would need their locks.
-            uses = {key: at for key, at in self.last_uses.copy().items() if key[0] == client_id}
-            heart.write_last_uses(connection, uses)
-            yield connection
-            connection.write_counts()
-        self.forget_uses(uses)
+        uses: dict[heart.UseKey, str] = {}
+        try:
+            with self._connection("BEGIN ISOLATION LEVEL READ COMMITTED", read_only=False) as connection:
+                if client_id is not None:
+                    connection.lock(client_id, patience)
+                    with self._uses_lock:  # to write those of others would need their locks
+                        own = [key for key in self.last_uses if key[0] == client_id]
+                        uses = {key: self.last_uses.pop(key) for key in own}
+                    heart.write_last_uses(connection, uses)
+                yield connection
+                connection.write_counts()
+        except BaseException:
+            with self._uses_lock:  # what could not be written is written another time
+                self.last_uses = {**uses, **self.last_uses}
+            raise
         self.version = next(self._commits)
 
     def probe(self) -> None:

@@ -93,9 +93,9 @@ class Checkout:
         return quote(path.removeprefix(root)) + ("/" if uri.endswith("/") else "") if root else ""
 
     def add_snippet(self, place: dict[str, Any], path_of: Callable[[ArtifactLocation], str]) -> None:
-        """Add the line that a place in a file begins with, where it tells which, and has no code with it.
+        """Add the first line of a location as its snippet, if it has a line number and no snippet.
 
-        With more lines, a change to any of them would make another finding of it.
+        More lines would change the identity of the finding whenever one of them changes.
         """
         try:
             known = msgspec.convert(place, PhysicalLocation)
