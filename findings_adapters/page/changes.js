@@ -33,7 +33,7 @@ export function createChanges(api) {
 	const unsent = createStore(readKept(sessionStorage, UNSENT) ?? []);
 	const sending = createStore(false);
 	const undoable = []; // lists of changes that take one back
-	const ours = new Map(); // findings after our decisions, by how they are shown until the view reloads
+	const later = new Map(); // findings as they became, by how they are shown until the view reloads
 	let last = Promise.resolve();
 	let timer;
 
@@ -41,8 +41,13 @@ export function createChanges(api) {
 	const sayError = (error) => say(error.message);
 
 	function present(task) {
-		while (ours.has(nameOf(task))) task = ours.get(nameOf(task));
+		while (later.has(nameOf(task))) task = later.get(nameOf(task));
 		return task;
+	}
+
+	function follow(task, next) {
+		if (nameOf(task) !== nameOf(next)) later.set(nameOf(task), next);
+		return next;
 	}
 
 	/** Return what an error points to by id, as it is now: null is deleted. */
@@ -61,8 +66,7 @@ export function createChanges(api) {
 			const body = { ids: Object.keys(ifMatch), ifMatch, ...change.fields };
 			try {
 				const { data } = await api.request("PATCH", "tasks", { body, headers: { "Idempotency-Key": key } });
-				const after = tasks.map((task, index) => decided(task, change.fields, data.tasks[index].etag));
-				for (const [index, task] of tasks.entries()) if (nameOf(task) !== nameOf(after[index])) ours.set(nameOf(task), after[index]);
+				const after = tasks.map((task, index) => follow(task, decided(task, change.fields, data.tasks[index].etag)));
 				return { before: tasks, after };
 			} catch (error) {
 				const met = await meet(tasks, error);
@@ -71,7 +75,7 @@ export function createChanges(api) {
 				tasks = tasks.filter(({ id }) => !met.has(id) || (met.get(id) && !isAlready(change.fields, met.get(id))));
 				for (const task of tasks) if (met.has(task.id) && differs(task, met.get(task.id))) others.set(task.id, met.get(task.id));
 				const isOurs = ({ id }) => !others.has(id);
-				const seenAgain = (task) => ({ ...task, etag: met.get(task.id)?.etag ?? task.etag });
+				const seenAgain = (task) => follow(task, { ...task, etag: met.get(task.id)?.etag ?? task.etag });
 				tasks = [...tasks.filter(isOurs).map(seenAgain), ...tasks.filter(({ id }) => others.has(id))];
 				key = makeKey();
 			}

@@ -158,11 +158,14 @@ test("a change whose answer was lost is made once, also after a reload", async (
 	assert.equal(new Set(service.sent.map(({ key }) => key)).size, 1);
 });
 
-test("a second decision follows the first before the view has its outcome", async () => {
-	const service = makeService(1);
-	const shown = service.shown();
-	const changes = createChanges(service);
-	changes.carryOut(dismissal(shown));
-	await changes.carryOut({ tasks: shown, fields: { status: "open" }, verb: "Open", what: "Open: " });
-	assert.deepEqual([changes.conflicts.get(), statuses(service)], [[], ["open"]]);
-});
+for (const seenAgain of [false, true]) {
+	test(`a second decision follows the first before the view has its outcome, ${seenAgain ? "" : "not "}seen again`, async () => {
+		const service = makeService(1);
+		const shown = service.shown();
+		const changes = createChanges(service);
+		if (seenAgain) service.change("t0", {});
+		changes.carryOut(dismissal(shown));
+		await changes.carryOut({ tasks: shown, fields: { status: "open" }, verb: "Open", what: "Open: " });
+		assert.deepEqual([changes.conflicts.get(), statuses(service)], [[], ["open"]]);
+	});
+}
