@@ -1267,6 +1267,7 @@ class Listeners(Struct):
 
 SCHEMA_VERSION = 11
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
+MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads do not begin beside a larger one until it is folded in, if that can be
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 
@@ -1938,10 +1939,27 @@ class SQLiteDatabase(Database):
         """Open a separate connection for a slow read: one at a time in each lane."""
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
-        with self._lanes[lane], closing(open_database(self.settings, read_only=True)) as connection:
-            self._require_file()
-            connection.execute("BEGIN")
-            yield connection
+        with self._lanes[lane]:
+            self._make_room(lane)
+            with closing(open_database(self.settings, read_only=True)) as connection:
+                self._require_file()
+                connection.execute("BEGIN")
+                yield connection
+
+    def _make_room(self, lane: str) -> None:
+        """Fold in a WAL that is too large before a slow read: where these overlap, there is no other moment for it.
+
+        An export waits until the others have ended, and for a write; they wait for nothing.
+        """
+        patience = self.settings.busy_timeout if lane == "export" else BUSY_SLICE
+        with suppress(OSError), ExitStack() as held:
+            if self.wal_size() < MOST_WAL:
+                return
+            for other in {"read", "export", "webhook"} - {lane}:
+                if not self._lanes[other].acquire(timeout=patience):
+                    return
+                held.callback(self._lanes[other].release)
+            self.run_maintenance(patience)
 
     # Writing
 
@@ -2028,14 +2046,14 @@ class SQLiteDatabase(Database):
         """Tell whether this process is the one that checkpoints."""
         return self.checkpointer.held
 
-    def run_maintenance(self) -> None:
+    def run_maintenance(self, patience: float = BUSY_SLICE) -> None:
         """Fold the WAL in where it is large or may have what was deleted, if it is this process that checkpoints.
 
         With secure_delete SQLite writes zeros over what is deleted, in the file; the WAL has it until it is truncated.
         Whether others deleted anything is not known: only that they have written. While another thread writes, this is
         left to the next call: no read of an embedding application waits for a write.
         """
-        with suppress(sqlite3.Error, OSError, DatabaseUnusable, Busy), self.maintaining(BUSY_SLICE) as connection:
+        with suppress(sqlite3.Error, OSError, DatabaseUnusable, Busy), self.maintaining(patience) as connection:
             if not self.checkpointer.try_take():
                 return
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")

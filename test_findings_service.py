@@ -4630,6 +4630,35 @@ def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
 
 
 @pytest.mark.sqlite
+def test_the_wal_shrinks_though_a_slow_read_is_always_in_progress(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 128 * KIB
+    for name in ("LARGE_WAL", "MOST_WAL"):
+        monkeypatch.setattr(findings_service, name, most)
+    database, ended, began = database_of(app), threading.Event(), Counter[str]()
+
+    def read(lane: str, other: str) -> None:
+        while not ended.is_set():
+            with database.apart(lane) as connection:
+                connection.execute("SELECT COUNT(*) FROM tasks").fetchone()
+                began[lane] += 1
+                before, until = began[other], time.monotonic() + 1
+                while began[other] == before and time.monotonic() < until and not ended.is_set():
+                    time.sleep(0.1)
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read, *lanes) for lanes in (("read", "export"), ("export", "read"))]
+        try:
+            await_(lambda: client.add(run) and database.wal_size() > most)
+            await_(lambda: client.add(run) and database.wal_size() < most)
+        finally:
+            ended.set()
+    assert [reader.result() for reader in readers] == [None, None]
+
+
+@pytest.mark.sqlite
 def test_the_wal_stays_small_under_steady_writes(server: Server) -> None:
     path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
     batch = {"tasks": [task(evidence=[{"content": "x" * 100_000}])] * 10}
