@@ -2990,31 +2990,6 @@ def frozenset_or_none(values: Iterable[Value] | None) -> frozenset[Value] | None
     return None if values is None else frozenset(values)
 
 
-# What is listed together: project type (where types are named) or rule or tag, line (the main one, a branch that is
-# named, or None for all branches), status, severity.
-Cell = tuple[str | None, str | None, str, int]
-
-
-def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
-    """Count what a filter leaves of a table, in cells none of which is empty."""
-    named: dict[str, tuple[str | None, str | None]] = {
-        counter_name(table, project_type, wanted.target_url, line): (project_type, line)
-        for project_type in ((None,) if wanted.types is None else wanted.types)
-        for line in ((MAIN_LINE, None) if wanted.names is None else wanted.names)
-    }
-    return select_named_cells(connection, client_id, named, wanted)
-
-
-def select_named_cells(
-    connection: Connection, client_id: str, named: Mapping[str, tuple[str | None, str | None]], wanted: Filter
-) -> dict[Cell, int]:
-    """Count what a filter lets through of some counters, each with the begin of its cells."""
-    cells = Counter[Cell]()
-    for name, status, severity, n in select_counts(connection, client_id, list(named)):
-        cells[*named[name], status, severity] += n
-    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1] == MAIN_LINE, *cell[2:])}
-
-
 class IndexRange(Struct, frozen=True, gc=False):
     """Rows that stand together in an index, in the order of creation: conditions that fix everything in it but that.
 

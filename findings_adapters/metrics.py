@@ -28,6 +28,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, 
 from prometheus_client.multiprocess import MultiProcessCollector
 
 import findings_service as heart
+from findings_features.cells import select_cells
 
 REQUESTS = "findings_http_requests"
 DURATIONS = "findings_http_request_duration_seconds"
@@ -115,7 +116,7 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     """Give what is read from the database: by counters, so that it costs the same whatever is stored."""
     counts = Counter[tuple[str, str, int]]()
     for kind in ("tasks", "runs"):
-        for (_, _, status, severity), n in heart.select_cells(connection, client_id, kind, heart.Filter()).items():
+        for (_, _, status, severity), n in select_cells(connection, client_id, kind, heart.Filter()).items():
             counts[kind, status, severity] += n
     tasks = {
         (status, name): counts["tasks", status, rank]

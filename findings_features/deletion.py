@@ -16,6 +16,7 @@ import click
 import msgspec
 
 import findings_service as heart
+from findings_features.cells import select_cells
 
 
 class ProjectTypeInUse(heart.ServiceError, status=409, code="project_type_in_use"):
@@ -294,7 +295,7 @@ def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
 
     def remove(connection: heart.Connection) -> None:
         heart.select_project_type(connection, client_id, name)
-        if runs := sum(heart.select_cells(connection, client_id, "runs", runs_of_type).values()):
+        if runs := sum(select_cells(connection, client_id, "runs", runs_of_type).values()):
             there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
             raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
         heart.drop_answers(connection, client_id, name)

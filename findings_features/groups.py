@@ -16,6 +16,7 @@ import regex
 from msgspec import Meta
 
 import findings_service as heart
+from findings_features.cells import select_cells, select_named_cells
 
 By = Literal["rule", "location", "tag", "projectType", "targetUrl", "assignee"]
 Group = tuple[str | None, str, int]  # what a task is counted under: the value, its status, its severity's rank
@@ -85,8 +86,8 @@ def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted
     having = [(status, rank, n) for (_, status, rank), n in counts.items()]
     if by == "tag":  # a task may have several
         tagged = {heart.TAGGED: (None, heart.MAIN_LINE), heart.TAGGED + heart.BRANCHES: (None, None)}
-        having = [(*cell[2:], n) for cell, n in heart.select_named_cells(connection, client_id, tagged, wanted).items()]
-    for (*_, status, rank), n in heart.select_cells(connection, client_id, "tasks", wanted).items():
+        having = [(*cell[2:], n) for cell, n in select_named_cells(connection, client_id, tagged, wanted).items()]
+    for (*_, status, rank), n in select_cells(connection, client_id, "tasks", wanted).items():
         counts[None, status, rank] += n
     for status, rank, n in having:
         counts[None, status, rank] -= n

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 import findings_service as heart
+from findings_features.cells import Cell, select_cells, select_named_cells
 
 COUNTED = {"types", "target_url", "names", "main_line", "statuses", "ranks"}  # fields that counters tell of
 
@@ -27,7 +28,7 @@ def plan_cells(
     Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
     makes last: by branch, or else by target, of which one has fewer rows than a type.
     """
-    cells = heart.select_cells(connection, client_id, table, wanted)
+    cells = select_cells(connection, client_id, table, wanted)
     asked = COUNTED & wanted.conditions(table).keys()
     start, total = rows_of(client_id, table), sum(cells.values())
     ranges = tuple(cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells)
@@ -36,7 +37,7 @@ def plan_cells(
     return heart.ListPlan(client_id=client_id, table=table, ranges=ranges, settled=asked, size=total, total=total)
 
 
-def cell_range(start: heart.IndexRange, cell: heart.Cell, column: str, **fixed: str | None) -> heart.IndexRange:
+def cell_range(start: heart.IndexRange, cell: Cell, column: str, **fixed: str | None) -> heart.IndexRange:
     """Return the index range of a cell, by the column of its first part, of all else or what is fixed.
 
     Runs have no severity.
@@ -78,7 +79,7 @@ def plan_marked(connection: heart.Connection, client_id: str, field: str, wanted
         for value in values
         for line, ending in ((heart.MAIN_LINE, ""), (None, heart.BRANCHES))
     }
-    cells = heart.select_named_cells(connection, client_id, named, wanted)
+    cells = select_named_cells(connection, client_id, named, wanted)
     start, size = rows_of(client_id, table), sum(cells.values())
     one, texts = heart.among(f"{table}.{column}", values)
     alone = column == "rule" or len(values) == 1  # else a task may be in several ranges

@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 import findings_service as heart
+from findings_features.cells import select_cells
 
 LOOKUP_COST = 4  # words of tasks that are read in the time in which those of one are looked up
 
@@ -32,7 +33,7 @@ class Words(Struct, frozen=True):
     def plan(self, connection: heart.Connection, client_id: str) -> heart.ListPlan:
         """Plan the list of all tasks that have them all."""
         ranges = (heart.IndexRange(("task_words.client_id = ?", self.held), (client_id, *self.words), "task_words"),)
-        size = sum(heart.select_cells(connection, client_id, "tasks", heart.Filter()).values()) // LOOKUP_COST
+        size = sum(select_cells(connection, client_id, "tasks", heart.Filter()).values()) // LOOKUP_COST
         return heart.ListPlan(client_id=client_id, table="tasks", ranges=ranges, settled={"search"}, size=size)
 
 
