@@ -5381,7 +5381,7 @@ def preferred_export(exports: Mapping[str, Export], accept: str) -> Export | Non
 
     No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
     """
-    forms = parse_accept_header(accept[:MOST_ACCEPTED], MIMEAccept)  # Werkzeug needs a second for 400 KB of them
+    forms = parse_accept_header(accept[:MOST_ACCEPTED], MIMEAccept)  # Werkzeug takes 8 µs for each form
     accepted = MIMEAccept((value.partition(";")[0], q) for value, q in forms)
     return exports.get(accepted.best_match([JSON_TYPE, *exports]) or JSON_TYPE)
 
