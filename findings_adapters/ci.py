@@ -362,14 +362,14 @@ class Report(Struct):
         return f"… and {rest} more" if rest > 0 else ""
 
 
+SHOWN = 50  # findings in a report
+
+
 def report_of(service: Service, run_id: str, bar: Bar, spots: Spots) -> Report:
-    """Return what is to be told of a run."""
+    """Return what is to be told of a run. Where it is judged by what is new, that is shown before other findings."""
     path = f"runs/{quoted(run_id)}"
-
-    def ask(fail_on: str, only: str) -> Gate:
-        return service.get(f"{path}/gate", Gate, fail_on=fail_on, only=only, baseline=bar.baseline or None)
-
-    verdict, unbarred = ask(bar.fail_on, bar.only), ask("info", "new")
+    ask = partial(service.get, f"{path}/gate", Gate, baseline=bar.baseline or None)
+    verdict, unbarred = ask(fail_on=bar.fail_on, only=bar.only), ask(fail_on="info", only="new")
     run = service.get(path, heart.Run)
     waived = bar.without_baseline == "pass" and verdict.baseline is None and run.status == "completed"
     if waived and not verdict.pass_:
@@ -377,25 +377,10 @@ def report_of(service: Service, run_id: str, bar: Bar, spots: Spots) -> Report:
         verdict.reason = (
             f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
         )
-    found, total = findings_of(service, run, unbarred.offenders, spots, new_first=bar.only == "new")
-    return Report(run, verdict, unbarred, spots, found, total)
-
-
-SHOWN = 50  # findings in a report
-
-
-def findings_of(
-    service: Service, run: heart.Run, new: Sequence[heart.TaskHead], spots: Spots, *, new_first: bool
-) -> tuple[list[Finding], int]:
-    """Return the findings of a run to show, the worst ones first, and how many it has that could be.
-
-    :param new: the worst ones that are new. Other ones make room for these with `new_first`.
-    """
-    listed = worst_of(service, run)
-    new_ids = {each.id for each in new}
-    shown = {each.id: each for each in (*(new if new_first else ()), *listed.tasks)}
-    found = [finding_at(spots, each, is_new=each.id in new_ids) for each in shown.values()]
-    return sorted(found[:SHOWN], key=Finding.order), listed.total
+    listed, new = worst_of(service, run), {each.id: each for each in unbarred.offenders}
+    shown = (new if bar.only == "new" else {}) | {each.id: each for each in listed.tasks}
+    found = [finding_at(spots, each, is_new=each.id in new) for each in shown.values()]
+    return Report(run, verdict, unbarred, spots, sorted(found[:SHOWN], key=Finding.order), listed.total)
 
 
 def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.TaskPage:
