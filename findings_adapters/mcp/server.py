@@ -75,7 +75,7 @@ def request_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bytes | N
 
     :raises Refused: when they make no request.
     """
-    schema = input_schema(tool.name)
+    schema = input_schema(tool)
     rest = {name: value for name, value in read_members(arguments, schema).items() if value is not None}
     if arguments.get("assignee") == "" and not tool.reads:  # nobody
         rest["assignee"] = ""
@@ -165,7 +165,7 @@ def json_of(value: Any) -> bytes:
 
 def query_of(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """Return arguments as a query string. :raises Refused: for one that is none, and a `next` of no answer's."""
-    arguments, known = dict(arguments), input_schema(tool.name)["properties"]
+    arguments, known = dict(arguments), input_schema(tool)["properties"]
     if unknown := next((name for name in arguments if name not in known), None):
         refuse_argument(unknown, f"is no argument of {tool.name}; those are: {', '.join(known)}")
     pairs: list[tuple[str, str]] = []
@@ -410,9 +410,7 @@ def level_of(service: Service) -> str:
 def list_tools(service: Service, _: object) -> types.ListToolsResult:
     """Return the tools that a caller's key may use."""
     reached = heart.LEVELS[: heart.LEVELS.index(level_of(service)) + 1]
-    return types.ListToolsResult(
-        tools=[told_tool(name) for name, tool in TOOLS.items() if tool.operation.level in reached]
-    )
+    return types.ListToolsResult(tools=[told_tool(tool) for tool in TOOLS.values() if tool.operation.level in reached])
 
 
 # ---------------------------------------------------------------------------
@@ -611,7 +609,9 @@ def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
         on_read_resource=asking(read_resource),
         on_list_prompts=list_prompts,
         on_get_prompt=asking(get_prompt),
-        get_tool_input_schema=lambda name: input_schema(name) if name in TOOLS else None,  # else it lists the tools
+        get_tool_input_schema=lambda name: (
+            input_schema(TOOLS[name]) if name in TOOLS else None
+        ),  # else it lists the tools
     )
 
 

@@ -220,9 +220,8 @@ def components() -> Json:
 
 
 @cache
-def input_schema(name: str) -> Json:
+def input_schema(tool: Tool) -> Json:
     """Return the JSON Schema of a tool's arguments."""
-    tool = TOOLS[name]
     schema = slim({"$ref": heart.COMPONENTS + tool.model.__name__})
     properties: Json = {in_camel_case(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
     taken = schema.get("properties", {})
@@ -237,13 +236,12 @@ def input_schema(name: str) -> Json:
 
 
 @cache
-def told_tool(name: str) -> types.Tool:
+def told_tool(tool: Tool) -> types.Tool:
     """Return a tool as clients are told of it."""
-    tool = TOOLS[name]
     hints = types.ToolAnnotations(
         read_only_hint=tool.reads,
         destructive_hint=tool.destroys,
         idempotent_hint=tool.reads or tool.repeats,
         open_world_hint=False,
     )
-    return types.Tool(name=name, description=tool.words, input_schema=input_schema(name), annotations=hints)
+    return types.Tool(name=tool.name, description=tool.words, input_schema=input_schema(tool), annotations=hints)
