@@ -476,7 +476,7 @@ ROOTS = 100  # absolute bases that a path is compared with
 ROOT = "%SRCROOT%"  # the base that is taken before others where a path is below several
 DRIVE = re.compile(r"/?([A-Za-z]:(?:/.*)?)", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one is a drive
-ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")
+ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")  # as a path or URI begins that is
 
 
 URI_LENGTH = 4 * PATH_LENGTH  # a path with all signs escaped
@@ -499,11 +499,6 @@ def path_of_uri(uri: str | None) -> str:
     return posixpath.normpath(path) if path else ""
 
 
-def is_absolute(path: str) -> bool:
-    """Return whether a path or URI is absolute."""
-    return ABSOLUTE.match(path) is not None
-
-
 class Paths:
     """The files of a run, as paths below what was scanned, as far as that is known."""
 
@@ -516,7 +511,9 @@ class Paths:
         above = sorted(self.bases, key=lambda name: (name == ROOT, len(self.bases[name][0])), reverse=True)
         likeliest = [*(self.bases[name][0] for name in above), *called_from]
         # They only tell where it was, and the root of all files does not.
-        absolute = dict.fromkeys(f"{path.rstrip('/')}/" for path in likeliest if is_absolute(path) and path.strip("/"))
+        absolute = dict.fromkeys(
+            f"{path.rstrip('/')}/" for path in likeliest if ABSOLUTE.match(path) and path.strip("/")
+        )
         self.roots = [*absolute][:ROOTS]
 
     def path(self, location: ArtifactLocation) -> str:
@@ -527,12 +524,12 @@ class Paths:
     def _resolved(self, location: ArtifactLocation) -> str:
         """Return a path on its bases, without an absolute one (3.14.14)."""
         path = path_of_uri(location.uri)
-        if is_absolute(path):
+        if ABSOLUTE.match(path):
             return next((path[len(root) :] for root in self.roots if path.startswith(root)), path)
         name = location.uri_base_id or ""
         for _ in range(min(CHAIN, len(self.bases))):  # so that a ring of bases ends
             above, name = self.bases.get(name, ("", ""))
-            if is_absolute(above) or len(path) > PATH_LENGTH:
+            if ABSOLUTE.match(above) or len(path) > PATH_LENGTH:
                 break
             path = posixpath.join(above, path)
         return posixpath.normpath(path) if path else ""
