@@ -226,7 +226,7 @@ def ready_lines(run: Mapping[str, Any], severities: Iterable[str]) -> list[Sever
 def rules_of(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Give the rules of a run's tool and of its plug-ins."""
     for part in (run["tool"]["driver"], *(run["tool"].get("extensions") or ())):
-        yield from (each for each in (part or {}).get("rules") or () if isinstance(each, dict))
+        yield from part.get("rules") or ()
 
 
 def member(part: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -315,7 +315,7 @@ COMMIT = r"[0-9A-Za-z]{1,64}\Z"
 
 def source_of(log: Mapping[str, Any]) -> dict[str, str]:
     """Return the repository and the commit that a document says first it is about (SARIF 2.1.0, 3.14.28)."""
-    for run in filter(None, log["runs"]):
+    for run in log["runs"]:
         told = run.get("versionControlProvenance")
         for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
             repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId") or "")
