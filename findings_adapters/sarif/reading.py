@@ -854,7 +854,7 @@ class RunReading:
 
     def _name(self, location: LogicalLocation | None) -> str:
         """Return what a program calls a place; its place in the run's list may tell it (3.33.3)."""
-        there = location and (self.names.at(location.index) or LogicalLocation())
+        there = location and self.names.at(location.index)
         named = (each.fully_qualified_name or each.name for each in (location, there) if each)
         return next(filter(None, named), "")[:PATH_LENGTH]
 
