@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import re
@@ -130,7 +129,7 @@ def with_source(document: bytes, folder: Path) -> bytes:
     Places that lack code get their line, by which a finding is known after it moved.
     """
     try:
-        log = json.loads(document.removeprefix(codecs.BOM_UTF8))
+        log = json.loads(document)
     except (ValueError, RecursionError):
         return document
     checkout = Checkout(folder)
