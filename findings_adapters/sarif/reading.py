@@ -593,16 +593,20 @@ PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
 class Rules:
     """The rules of a run: those of the tool itself and of its plug-ins."""
 
-    def __init__(self, reading: Reading, tool: Tool, taxonomies: Items[Component], pointer: str) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        tool: Tool,
+        taxonomies: Items[Component],
+        invocations: Iterable[Invocation],
+        pointer: str,
+    ) -> None:
         extensions = Items(reading, Component, tool.extensions, f"{pointer}/extensions")
         self.lists = [RuleList(reading, tool.driver or Component(), f"{pointer}/driver")]
         self.lists += [RuleList(reading, part, f"{extensions.pointer}/{n}") for n, part in enumerate(extensions)]
         self.taxonomies = taxonomies
         self.parts = {name: rules for rules in reversed(self.lists) for name in (rules.name, rules.guid) if name}
-        self.overrides: dict[int, Level] = {}  # by the identity of a rule
-
-    def override(self, invocations: Iterable[Invocation]) -> None:
-        """Take the levels that rules were given for this run."""
+        self.overrides: dict[int, Level] = {}  # that rules were given for this run, by the rules' identities
         for each in itertools.chain.from_iterable(item.rule_configuration_overrides or () for item in invocations):
             if each and each.descriptor and each.configuration and each.configuration.level:
                 _, rule = self._find(each.descriptor.id, each.descriptor.index, each.descriptor)
@@ -781,8 +785,7 @@ class RunReading:
         self.invocations = Items(reading, Invocation, self.run.invocations, f"{pointer}/invocations")
         self.paths = Paths(reading, self.run, self.invocations, pointer)
         taxonomies = Items(reading, Component, self.run.taxonomies, f"{pointer}/taxonomies")
-        self.rules = Rules(reading, tool, taxonomies, f"{pointer}/tool")
-        self.rules.override(self.invocations)
+        self.rules = Rules(reading, tool, taxonomies, self.invocations, f"{pointer}/tool")
         self.names = Items(reading, LogicalLocation, self.run.logical_locations, f"{pointer}/logicalLocations")
         # Kept here: nothing that is remembered refers to this, and so no circle keeps the document in memory.
         self.path_of = lru_cache(KEPT)(self.paths.path)
