@@ -273,12 +273,12 @@ def place_of(env: Mapping[str, str]) -> Place:
 SAY_BRANCH = "; say --branch NAME, or --branch '' for the main line"
 
 
-def place_given(env: Mapping[str, str], branch: str | None, target: str | None) -> Place:
+def place_given(branch: str | None, target: str | None) -> Place:
     """Return where a scan takes place, by its options first; "" there says the main line, or no target.
 
     :raises BadInput: where the platform has a branch, and does not tell its name.
     """
-    place = place_of(env)
+    place = place_of(os.environ)
     if branch is not None:
         place.branch, place.unknown = branch or None, ""
     elif place.branch == "":
@@ -925,7 +925,7 @@ def scan(
         _, pattern, meant = TEXTS["source-url"]
         if source_url and not regex.match(pattern, source_url):
             raise BadInput(f"--source-url {source_url}: say {meant}")
-        place = place_given(os.environ, branch, target)
+        place = place_given(branch, target)
         parts = read_parts(config, read_documents(files, source), project_type, explain=explain)
         note_absolute_paths(spot for *_, part in parts for spot in part.spots.values())
         with service_at(url, db, new=True) as service:
