@@ -629,8 +629,7 @@ class RunSession:
             return
         try:
             self.flush()
-            resolving = self._resolve_missing and self._refusal is None  # what was refused is not gone
-            self._finish(status="completed", resolve_missing=resolving)
+            self._finish(status="completed", resolve_missing=self._resolve_missing)
         except BaseException as late:
             self._fail(late)
             raise
@@ -758,6 +757,7 @@ class RunSession:
             refused, self._batches[:1] = parted(batch, error)
             self._refused += refused
             self._refusal = error
+            self._resolve_missing = False  # what was refused is not gone
             return
         counts, done = self.submitted, answer.read(heart.Submission)
         for name in ("created", "updated", "reopened", "unchanged"):
