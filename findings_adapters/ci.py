@@ -933,8 +933,12 @@ def scan(
             for name, label, part in parts:
                 register_type(service, name, label)
                 metadata = told if "commit" in told else told | part.source
-                part.start = {"projectType": name, "metadata": metadata}
-                part.start |= {"targetUrl": place.target, "branch": place.branch}
+                part.start = {
+                    "projectType": name,
+                    "targetUrl": place.target,
+                    "branch": place.branch,
+                    "metadata": metadata,
+                }
             spots = report_in_runs(service, (part for *_, part in parts), resolve_missing=resolve_missing)
             report_gates(service, spots, Bar(fail_on, only, without_baseline), form)
 
