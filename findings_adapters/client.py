@@ -333,7 +333,7 @@ class ToldError(Struct):
 
     code: str = ""
     detail: str = ""
-    errors: list[ToldProblem] = msgspec.field(default_factory=list)
+    errors: list[ToldProblem] = []
 
 
 def refusal_of(answer: Answer, where: str) -> Refused:
