@@ -135,9 +135,7 @@ class Remote:
     :raises heart.ConfigurationError: for a URL or key that cannot be one, or a proxy of the environment.
     """
 
-    def __init__(
-        self, url: str, key: str, *, first_tries: int | None = None, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, url: str, key: str, *, first_tries: int | None = None, headers: Mapping[str, str] = {}) -> None:
         try:
             parts = urlsplit(heart.parse_base_url(url).removesuffix(heart.API).rstrip("/"))
             if parts.username is not None:
@@ -150,7 +148,7 @@ class Remote:
         if not key.isascii() or not key.isprintable():
             raise heart.ConfigurationError("the key has letters, digits and signs of ASCII only")
         self._headers = {"Authorization": f"Bearer {key}", "User-Agent": f"findings-service/{heart.__version__}"}
-        self._headers |= headers or {}
+        self._headers |= headers
         self.where, self.patience = parts.geturl(), PATIENCE
         self._first_tries = first_tries
 
