@@ -268,11 +268,8 @@ def filled(text: str, arguments: Sequence[str | None]) -> str:
     def part(place: re.Match[str]) -> str:
         if place[1] is None:
             return place[0][0]
-        return (
-            heart.truncate(arguments[int(place[1])] or "", ARGUMENT_LENGTH)
-            if int(place[1]) < len(arguments)
-            else place[0]
-        )
+        number = int(place[1])
+        return heart.truncate(arguments[number] or "", ARGUMENT_LENGTH) if number < len(arguments) else place[0]
 
     return PLACEHOLDER.sub(part, text, count=MOST_PLACEHOLDERS)
 
