@@ -206,7 +206,7 @@ def fenced(text: str) -> str:
 
 def heeded(told: Json) -> str:
     """Return an answer inside a fence, and before it that its warnings are no mere data, where it has any."""
-    return f"{HEED}\n{fenced(compact(told))}" if told.get("warnings") else fenced(compact(told))
+    return (f"{HEED}\n" if told.get("warnings") else "") + fenced(compact(told))
 
 
 def result(text: str, **more: Any) -> types.CallToolResult:
@@ -455,9 +455,9 @@ def read_resource(service: Service, params: types.ReadResourceRequestParams) -> 
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=kind, text=text)])
 
 
-def written_brief(service: Service, query: Mapping[str, str]) -> str:
+def written_brief(service: Service, query: Json) -> str:
     """Return a brief as a text for a prompt, with warnings about its target."""
-    warnings = warn_of_target(service, dict(query))
+    warnings = warn_of_target(service, query)
     return brief_text(service, f"brief?{urlencode(query)}", warnings)
 
 
