@@ -62,7 +62,7 @@ def write_brief(brief: briefs.Brief, project_type: heart.ProjectType) -> bytes:
     return f"{introduction}\n{fence}jsonl\n{block}{fence}\n\n{left_out(brief.omitted, skipped)}\n".encode()
 
 
-def fitting(findings: Sequence[briefs.KnownFinding]) -> tuple[list[tuple[str, str]], int]:
+def fitting(findings: Sequence[briefs.KnownFinding]) -> tuple[Sequence[tuple[str, str]], int]:
     """Return the severity and line of each finding that there is room for, the worst first, and how many are left out.
 
     One that is very long, which anybody may write, keeps none of the others out.
@@ -72,9 +72,7 @@ def fitting(findings: Sequence[briefs.KnownFinding]) -> tuple[list[tuple[str, st
         lines = [as_line(row_of(known, length)) for known in findings]
         if sum(map(len, lines)) <= room:
             break
-    short: list[tuple[str, str]] = [
-        (known.severity, line) for known, line in zip(findings, lines, strict=True) if len(line) <= LONGEST
-    ]
+    short = [(known.severity, line) for known, line in zip(findings, lines, strict=True) if len(line) <= LONGEST]
     sizes = itertools.accumulate(len(line) for _, line in short)
     listed = [each for each, size in zip(short, sizes, strict=True) if size <= room]
     return listed, len(lines) - len(listed)
