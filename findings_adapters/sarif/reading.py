@@ -314,11 +314,10 @@ def is_given(raw: Raw) -> bool:
 
 def require_readable(text: bytes) -> None:
     """Check that a body is JSON in UTF-8, in little memory. :raises MalformedJSON: when it is not."""
-    signs = codecs.getincrementaldecoder("utf-8")()
+    pieces = (text[start : start + SMALL_PIECE] for start in range(0, len(text), SMALL_PIECE))
     try:
-        for start in range(0, len(text), SMALL_PIECE):
-            signs.decode(text[start : start + SMALL_PIECE])
-        signs.decode(b"", final=True)
+        for _ in codecs.iterdecode(pieces, "utf-8"):
+            pass
         heart.decoder(Raw).decode(text)
     except heart.NOT_JSON as error:
         raise heart.not_json(error) from None
