@@ -88,8 +88,8 @@ def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
     texts = {"shortDescription": task.title, "fullDescription": heart.truncate(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
-    marks = {"properties": {"tags": task.tags}}
-    return {"id": rule_id, **{name: {"text": text} for name, text in texts.items()}, **link, **marks}
+    described = {name: {"text": text} for name, text in texts.items()}
+    return {"id": rule_id, **described, **link, "properties": {"tags": task.tags}}
 
 
 def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
@@ -98,8 +98,8 @@ def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
     for rule in rules.values():
         severity = heart.SEVERITIES[-rule.severity]
         properties = {**rule.descriptor.get("properties", {}), **score_of(severity)}
-        level = {"defaultConfiguration": {"level": LEVELS[severity]}}
-        described.append({**rule.descriptor, **level, "properties": properties})
+        level = {"level": LEVELS[severity]}
+        described.append({**rule.descriptor, "defaultConfiguration": level, "properties": properties})
     return described
 
 
