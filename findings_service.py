@@ -3049,8 +3049,6 @@ class ListPlan(Struct, frozen=True, kw_only=True):
     `tally` is all of their ranges as one.
     """
 
-    client_id: str
-    table: str
     ranges: tuple[IndexRange, ...]
     settled: Set[str] = frozenset()
     size: int = sys.maxsize
@@ -3079,9 +3077,18 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         return replace(self, ranges=tuple(ranges))
 
     def page(
-        self, connection: Connection, columns: str, joined: str, query: RunQuery | TaskQuery
+        self,
+        connection: Connection,
+        client_id: str,
+        table: str,
+        columns: str,
+        joined: str,
+        query: RunQuery | TaskQuery,
     ) -> Iterator[tuple[Any, ...]]:
-        """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
+        """Return the rows of one page, and one more row if there is a further page, each read when it is asked for.
+
+        :param table: "runs" or "tasks", of which the ranges are.
+        """
         limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
         found: Iterable[Condition]
         if self.order != "severity" and 0 < len(self.ranges) <= MOST_RANGES:
@@ -3090,12 +3097,11 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         else:
             lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
             found = ((LISTED_SEQS, (json.dumps([seq for *_, seq in lot]),)) for _, lot in lots)
-        seq, direction = f"{self.table}.seq", "ASC" if self.order == "createdAt" else "DESC"
-        statement = f"SELECT {columns} FROM {self.table} {joined} WHERE ({self.table}.client_id = ?) IS TRUE AND {seq}"
+        seq, direction = f"{table}.seq", "ASC" if self.order == "createdAt" else "DESC"
+        statement = f"SELECT {columns} FROM {table} {joined} WHERE ({table}.client_id = ?) IS TRUE AND {seq}"
         execute = connection.stream if joined else connection.execute  # what is joined is bulky
         return itertools.chain.from_iterable(
-            execute(f"{statement} {seqs} ORDER BY {seq} {direction}", (self.client_id, *values))
-            for seqs, values in found
+            execute(f"{statement} {seqs} ORDER BY {seq} {direction}", (client_id, *values)) for seqs, values in found
         )
 
     def places(self, connection: Connection, limit: int, offset: int) -> list[tuple[int, ...]]:
@@ -3146,7 +3152,7 @@ def plan_rows(
     :param asked: what a row must be, by the fields that ask for it.
     """
     whole = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    everything = ListPlan(client_id=client_id, table=table, ranges=(whole,))
+    everything = ListPlan(ranges=(whole,))
     plans = REGISTRY.plans(connection, client_id, table, wanted, order) if REGISTRY.plans else ()
     best = min(plans, key=operator.attrgetter("size"), default=everything)
     if unsettled := [condition for field, condition in asked.items() if field not in best.settled]:
@@ -3537,7 +3543,7 @@ def select_runs(
         statuses=frozenset_or_none(query.status),
     )
     plan = plan_rows(connection, client_id, "runs", wanted, wanted.conditions("runs"))
-    rows = plan.behind(position).page(connection, RUN_COLUMNS, "", query)
+    rows = plan.behind(position).page(connection, client_id, "runs", RUN_COLUMNS, "", query)
     return map(run_model, rows), plan.count(connection)
 
 
@@ -3823,7 +3829,7 @@ def select_tasks(
     whole = query.view == "full"
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
     plan = plan_tasks(connection, client_id, wanted, query.sort)
-    rows = plan.behind(position).page(connection, columns, joined, query)
+    rows = plan.behind(position).page(connection, client_id, "tasks", columns, joined, query)
     return map(task_model if whole else task_head, rows), plan
 
 

@@ -34,7 +34,7 @@ def plan_cells(
     ranges = tuple(cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells)
     if not asked and order != "severity":
         ranges = (start,)
-    return heart.ListPlan(client_id=client_id, table=table, ranges=ranges, settled=asked, size=total, total=total)
+    return heart.ListPlan(ranges=ranges, settled=asked, size=total, total=total)
 
 
 def cell_range(start: heart.IndexRange, cell: Cell, column: str, **fixed: str | None) -> heart.IndexRange:
@@ -60,8 +60,6 @@ def plan_reported(client_id: str, field: str, reporters: Sequence[heart.Source])
     size = sum(each.reported for each in reporters)
     alone = len({each.type_and_target for each in reporters}) == len(reporters)  # no two can have reported the same
     return heart.ListPlan(
-        client_id=client_id,
-        table="tasks",
         ranges=tuple(start.where(f"{table}.{column} = ?", each.seq) for each in reporters),
         settled={field, "types", "target_url"},
         size=size,
@@ -84,8 +82,6 @@ def plan_marked(connection: heart.Connection, client_id: str, field: str, wanted
     one, texts = heart.among(f"{table}.{column}", values)
     alone = column == "rule" or len(values) == 1  # else a task may be in several ranges
     return heart.ListPlan(
-        client_id=client_id,
-        table="tasks",
         ranges=tuple(cell_range(start, cell, column) for cell in cells),
         settled={field, *(("main_line", "statuses", "ranks") if alone else ())},
         size=size,
@@ -116,7 +112,7 @@ def plan_located(connection: heart.Connection, client_id: str, location: str) ->
     (size,) = connection.execute(few, (*values, MOST_LOCATED)).fetchone()
     rows = rows_of(client_id, "tasks").where(f"tasks.seq {connection.one_of(seqs)}", *values)
     settled = {"location"} if len(location) < INDEXED_LOCATION else set[str]()
-    return heart.ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled=settled, size=size)
+    return heart.ListPlan(ranges=(rows,), settled=settled, size=size)
 
 
 def plans(
@@ -135,7 +131,7 @@ def plans(
     }
     for field, rows in named.items():
         if getattr(wanted, field):
-            yield heart.ListPlan(client_id=client_id, table=table, ranges=(rows,), settled={field}, size=0)
+            yield heart.ListPlan(ranges=(rows,), settled={field}, size=0)
             return
     yield plan_cells(connection, client_id, table, wanted, order)
     for field, reporters in wanted.reporters.items():

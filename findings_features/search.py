@@ -34,7 +34,7 @@ class Words(Struct, frozen=True):
         """Plan the list of all tasks that have them all."""
         ranges = (heart.IndexRange(("task_words.client_id = ?", self.held), (client_id, *self.words), "task_words"),)
         size = sum(select_cells(connection, client_id, "tasks", heart.Filter()).values()) // LOOKUP_COST
-        return heart.ListPlan(client_id=client_id, table="tasks", ranges=ranges, settled={"search"}, size=size)
+        return heart.ListPlan(ranges=ranges, settled={"search"}, size=size)
 
 
 def search_words(text: str) -> Words:
