@@ -236,9 +236,9 @@ def held_in(db: str | Path) -> bytes:
 def statements() -> Iterator[list[str]]:
     """Note the statements that this process sends to its databases."""
     if ON_POSTGRES:
-        from findings_adapters.postgres.store import PostgresConnection as Kind
+        from findings_adapters.postgres.store import Link as Kind
 
-        name = "send"
+        name = "run"
     else:
         Kind, name = findings_service.SQLiteConnection, "execute"
     noted, send = list[str](), getattr(Kind, name)

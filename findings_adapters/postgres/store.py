@@ -284,34 +284,28 @@ class PostgresConnection(heart.Connection):
 
     # Statements
 
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> PostgresCursor:
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> heart.Cursor:
         """Send a statement; its rows, and what is wrong with it, come when somebody asks for them, or with COMMIT."""
         if self.is_late():
             raise TimeoutError
         values = [value.replace("\0", NO_TEXT) if isinstance(value, str) else value for value in parameters]
-        return self.send(dialect.translated(sql), values)
+        return self.link.run(dialect.translated(sql), *values)
 
-    def send(self, text: str, values: Sequence[Any] = ()) -> PostgresCursor:
-        """Send a statement in PostgreSQL's own words."""
-        cursor = PostgresCursor(self.link)
-        cursor.execute(text.encode(), values or None)
-        return cursor
-
-    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> PostgresCursor:
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> heart.Cursor:
         """Send a statement for many rows.
 
         A server keeps plans, those of foreign keys among them, and may have made them when a table had a few rows: then
         to read all of it seemed best, which it is not for each of many more. Nor does it count what a transaction has
         stored so far, unless that says so (https://www.postgresql.org/docs/15/sql-analyze.html).
         """
-        rows, cursor = list(parameters), PostgresCursor(self.link)
+        rows, cursor = list(parameters), self.link.cursor()
         if len(rows) >= MANY_ROWS:
             self._stored += len(rows)
             if self._stored >= self._counted_at:
                 self._counted_at = COUNTED_AGAIN * self._stored
                 for statement in COUNTING:
-                    self.send(statement)
-            self.send("DISCARD PLANS")
+                    self.link.run(statement)
+            self.link.run("DISCARD PLANS")
         cursor.executemany(dialect.translated(sql).encode(), rows)
         return cursor
 
@@ -319,21 +313,21 @@ class PostgresConnection(heart.Connection):
         """Give the rows of a statement within a transaction, a few at a time. The others stay with the server."""
         name = f"rows_{next(self._streams)}"
         self.execute(f"DECLARE {name} NO SCROLL CURSOR FOR {sql}", parameters)
-        while rows := self.send(f"FETCH {BULKY_ROWS} FROM {name}").fetchall():
+        while rows := self.link.run(f"FETCH {BULKY_ROWS} FROM {name}").fetchall():
             yield from rows
 
-    def commit(self) -> PostgresCursor:
+    def commit(self) -> psycopg.Cursor[Any]:
         """Have the transaction made durable."""
-        return self.send("COMMIT")
+        return self.link.run("COMMIT")
 
     # What engines do in ways of their own
 
     def lock(self, client_id: str, patience: float | None) -> None:
         """Have other writers of a client wait."""
         if patience:
-            self.send("SELECT set_config('lock_timeout', $1, true)", (f"{max(1.0, patience * 1000):.0f}ms",))
+            self.link.run("SELECT set_config('lock_timeout', $1, true)", f"{max(1.0, patience * 1000):.0f}ms")
         nowait = "" if patience != 0 else " NOWAIT"
-        self.send(f"SELECT 1 FROM clients WHERE id = $1 FOR NO KEY UPDATE{nowait}", (client_id,))
+        self.link.run(f"SELECT 1 FROM clients WHERE id = $1 FOR NO KEY UPDATE{nowait}", client_id)
 
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:
         """Return seqs for new tasks of a client, whose other writers wait."""
@@ -360,7 +354,7 @@ class PostgresConnection(heart.Connection):
         :raises TimeoutError: when they are over.
         """
         began, limit = time.monotonic(), max(2, round(LIST_SHARE * seconds * 1000))
-        self.send(
+        self.link.run(
             f"""SELECT set_config('statement_timeout', '{limit}', true),
                 set_config('lock_timeout', '{limit // 2}', true)"""
         )
@@ -376,7 +370,7 @@ class PostgresConnection(heart.Connection):
         """Tell what of the schema is not there. What follows has all its time."""
         yield from self.database.schema_faults()
         if self.in_transaction:
-            self.send("SET LOCAL statement_timeout TO 0")
+            self.link.run("SET LOCAL statement_timeout TO 0")
             self.link.patience = float("inf")
 
 
@@ -514,10 +508,10 @@ class PostgresDatabase(heart.Database):
         try:
             if begin:
                 with link.pipeline() as link.pipe:
-                    connection.send(begin)
+                    link.run(begin)
                     yield connection
                     ending = True
-                    told = connection.send("ROLLBACK") if read_only else connection.commit()
+                    told = link.run("ROLLBACK") if read_only else connection.commit()
             else:
                 yield connection
         except psycopg.Error as error:
@@ -595,7 +589,7 @@ class PostgresDatabase(heart.Database):
         """Ask the server whether it takes writes: one that is in recovery, or read-only, does not."""
         with self.reading() as connection:
             asked = "SELECT (pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on')::int"
-            if connection.send(asked).fetchone() != (0,):
+            if connection.link.run(asked).fetchone() != (0,):
                 raise heart.Busy(BUSY[READ_ONLY])
 
     # Maintenance
@@ -627,7 +621,7 @@ class PostgresDatabase(heart.Database):
         """Return the bytes of the database. :raises OSError: when the server does not say."""
         try:
             with self.reading() as connection:
-                return float(connection.send("SELECT pg_database_size(current_database())").fetchall()[0][0])
+                return float(connection.link.run("SELECT pg_database_size(current_database())").fetchall()[0][0])
         except (heart.ServiceError, heart.DatabaseUnusable, PostgresError) as error:
             raise OSError(str(error)) from None
 
