@@ -52,18 +52,8 @@ def take_lease(connection: heart.Connection, holder: str) -> bool:
     return written.rowcount == 1
 
 
-def select_waiting(connection: heart.Connection, now: str) -> list[tuple[hooks.Hook, int]]:
-    """Return the hooks of all clients that may have something delivered now, each with its client's last entry.
-
-    An attempt later than the longest pause was noted while the clock was ahead, and is due.
-    """
-    rows = connection.execute(
-        f"""SELECT {hooks.HOOK_COLUMNS}, (
-                SELECT MAX(seq) FROM history WHERE history.client_id = webhooks.client_id) AS newest
-            FROM webhooks WHERE state = 'on' AND (next_attempt_at IS NULL OR next_attempt_at NOT BETWEEN ? AND ?)""",
-        (now, heart.timestamp(ago=-RETRY_PAUSES[-1])),
-    )
-    return [(hooks.Hook.of(row), newest or 0) for *row, newest in rows]
+# An attempt later than the longest pause was noted while the clock was ahead, and is due.
+MAY_BE_DUE = "state = 'on' AND (next_attempt_at IS NULL OR next_attempt_at NOT BETWEEN ? AND ?)"
 
 
 def move_on(connection: heart.Connection, hook: hooks.Hook, end: int, delivered_at: str | None = None) -> None:
@@ -156,8 +146,9 @@ class Deliverer:
     def _due(self) -> list[hooks.HookKey]:
         """Return the hooks that something has happened for, but for those that are served now."""
         with self._database.reading() as connection:
-            waiting = select_waiting(connection, heart.timestamp())
-        news = [hook.key for hook, newest in waiting if newest > self._looked_to(hook)]
+            now, latest = heart.timestamp(), heart.timestamp(ago=-RETRY_PAUSES[-1])
+            waiting = hooks.select_hooks(connection, MAY_BE_DUE, now, latest)
+        news = [hook.key for hook in waiting if hook.newest > self._looked_to(hook)]
         return [key for key in news if key not in self._under_way]
 
     def _looked_to(self, hook: hooks.Hook) -> int:

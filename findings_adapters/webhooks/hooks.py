@@ -86,23 +86,22 @@ HookKey = tuple[str, str]  # a client's id and a hook's
 class Hook(Struct, frozen=True):
     """A hook as the API shows it, and what else it takes to deliver to it.
 
-    `behind` is its place in the history: the seq that it is done with.
+    `behind` is its place in the history, the seq that it is done with, and `newest` the client's last entry there.
     """
 
     key: HookKey
     secret: str
     behind: int
+    newest: int
     attempts: int
     shown: Webhook
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Hook:
         """Return a hook of a row of HOOK_COLUMNS."""
-        client_id, secret, behind, attempts, hook_id, url, types, severity, *rest = row
-        severity = severity and heart.SEVERITIES[-severity]
-        return cls(
-            (client_id, hook_id), secret, behind, attempts, Webhook(hook_id, url, json.loads(types), severity, *rest)
-        )
+        client_id, secret, behind, newest, attempts, hook_id, url, types, severity, *rest = row
+        shown = Webhook(hook_id, url, json.loads(types), severity and heart.SEVERITIES[-severity], *rest)
+        return cls((client_id, hook_id), secret, behind, newest, attempts, shown)
 
     @property
     def wanted(self) -> list[heart.Condition]:
@@ -113,8 +112,10 @@ class Hook(Struct, frozen=True):
         return wanted_events(query, shown.min_severity)
 
 
-HOOK_COLUMNS = """client_id, secret, history_seq, attempts, id, url, types, min_severity, project_type, target_url,
-    format, state, last_error, last_delivery_at, created_at"""
+HOOK_COLUMNS = """client_id, secret, history_seq, (
+    SELECT COALESCE(MAX(seq), 0) FROM history WHERE history.client_id = webhooks.client_id),
+    attempts, id, url, types, min_severity, project_type, target_url, format, state, last_error, last_delivery_at,
+    created_at"""
 
 
 def select_hooks(connection: heart.Connection, condition: str, *values: str) -> list[Hook]:
@@ -230,7 +231,7 @@ def patch_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
         hook = find(connection)
         behind = hook.behind  # right before the event that was refused, where the last attempt failed
         if body.from_ == "latest":
-            behind = select_latest(connection, call.client_id)
+            behind = hook.newest
         elif body.from_ == "next" and hook.attempts:
             behind += 1
         connection.execute(
