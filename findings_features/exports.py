@@ -169,11 +169,11 @@ def walk_tasks(
     """
     query: ExportQuery = call.query
     view: Any = "full" if whole else "default"
-    left = query.limit
-    lot = heart.TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=view, after=query.after)
+    left, after = query.limit, query.after
+    lot = heart.TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=view)
     while True:
         with heart.in_list_time(connection):
-            position = heart.page_position(call, connection, "tasks", lot.after)
+            position = heart.page_position(call, connection, "tasks", after)
             wanted = heart.read_task_filter(connection, call.client_id, query)
             tasks, _ = heart.select_tasks(connection, call.client_id, wanted, lot, position)
             taken, more = take_lot(tasks, min(EXPORT_LOT, left))
@@ -183,7 +183,6 @@ def walk_tasks(
         if not more:
             return
         after = heart.cursor_of(query, taken[-1])
-        lot = msgspec.structs.replace(lot, after=after)
         if not left:
             headers["Link"] = f'<{heart.next_link(call, after)}>; rel="next"'
             return
