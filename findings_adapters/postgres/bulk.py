@@ -49,7 +49,7 @@ class ServerTarget(ServerPlace, copying.Target):
         run("BEGIN")
         database.lock_schema(link)
         if version is None:
-            database.require_empty(link, dialect.tables_of(self.statements))
+            database.require_empty(link)
             run(dialect.MAKE_VERSION_TABLE)
             run(f"INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)", heart.SCHEMA_VERSION)
             self.make(indexes=False)

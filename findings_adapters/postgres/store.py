@@ -664,7 +664,7 @@ class PostgresDatabase(heart.Database):
             version = self.version_at(link) if there else None
             statements, steps = dialect.schema_statements(), heart.steps_from(self.name, version or 0)
             if version is None:
-                self.require_empty(link, dialect.tables_of(statements))
+                self.require_empty(link)
                 statements = [dialect.MAKE_VERSION_TABLE, *statements]
             else:
                 statements = [*dialect.steps_of(version), *statements]
@@ -681,12 +681,12 @@ class PostgresDatabase(heart.Database):
         """Have others who make a schema wait until the transaction ends."""
         link.run("SELECT pg_advisory_xact_lock($1::int, hashtext('schema ' || current_schema()))", LOCKS)
 
-    def require_empty(self, link: Link, tables: Sequence[str]) -> None:
+    def require_empty(self, link: Link) -> None:
         """Refuse a schema with tables of our names that nobody knows. :raises heart.DatabaseUnusable: then."""
         found, schema = link.run(
             """SELECT string_agg(relname, ', ' ORDER BY relname), current_schema() FROM pg_class
                WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY ($1::text[])""",
-            list(tables),
+            dialect.tables_of(dialect.schema_statements()),
         ).fetchall()[0]
         if found:
             raise heart.DatabaseUnusable(
