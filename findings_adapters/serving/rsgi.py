@@ -106,7 +106,6 @@ class IncomingBody:
         self._patience = patience
         self.rest_comes = self._length > 0 or "transfer-encoding" in scope.headers
         self._waits = "expect" in scope.headers  # for 100 Continue, which a refused request does not get
-        self.is_small = 0 <= self._length <= SMALL_BODY
         self._chunks = aiter(protocol) if self.rest_comes else protocol
 
     async def drain(self, seconds: float) -> None:
@@ -133,7 +132,7 @@ class IncomingBody:
                     body.write(chunk)
                     if body.tell() > limit:
                         return heart.Body(too_large=True)
-                    if not self.is_small:
+                    if not 0 <= self._length <= SMALL_BODY:
                         hold(len(chunk))
         except heart.Busy:
             raise
@@ -210,10 +209,9 @@ class RSGIApp:
                 mallopt(*parameter)
         self._scheduler = commits.CommitScheduler(database, service.listeners)
         self._threads = {name: Threads(name, count, 1, PATIENCE.get(name)) for name, count in POOLS.items()}
-        self._all: Threads | None = None
         if count := database.threads:
             share = math.ceil(SHARE_OF_CLIENT * count)
-            self._all = self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
+            self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
         limits = (settings.max_body, *(form.limit(settings) for form in heart.REGISTRY.submission_formats.values()))
         self._stopping = asyncio.Event()
         self._held = 0
@@ -315,8 +313,8 @@ class RSGIApp:
             given = step()
             return None if given is None else call.finish(given)
 
-        if self._all:
-            return await self._all.run(call, to_the_end)
+        if all_steps := self._threads.get("request"):
+            return await all_steps.run(call, to_the_end)
         return await threads.run(call, step) if threads else step()
 
     async def _finish(self, call: heart.Call, given: heart.Outcome) -> heart.Answer:
