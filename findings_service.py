@@ -35,7 +35,6 @@ import hashlib
 import hmac
 import importlib
 import importlib.util
-import io
 import itertools
 import json
 import logging
@@ -6577,8 +6576,8 @@ def exposure_warning(host: str) -> str:
 
 def progress_bar(label: str, length: int = 0) -> Any:
     """Return click's bar, which shows on a terminal how far a command is and elsewhere nothing."""
-    shown_on = getattr(sys.stderr, "stream", sys.stderr) if sys.stderr.isatty() else io.StringIO()
-    return click.progressbar(length=length, label=label, file=shown_on)
+    shown_on = getattr(sys.stderr, "stream", sys.stderr)
+    return click.progressbar(length=length, label=label, file=shown_on, hidden=not sys.stderr.isatty())
 
 
 def write_table(titles: Sequence[str], rows: Iterable[Sequence[str | None]], *, err: bool = False) -> None:
