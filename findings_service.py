@@ -1267,7 +1267,7 @@ class Listeners(Struct):
 SCHEMA_VERSION = 11
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads do not begin beside a larger one until it is folded in, if that can be
-PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
+PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of lists that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 
 
@@ -5764,8 +5764,8 @@ def in_list_time(connection: Connection) -> Iterator[None]:
         raise InvalidParameter("query string", detail) from None
 
 
-def answer_unless_known(call: Call, connection: Connection, make: Callable[[str], bytes]) -> Answer:
-    """Answer what `make` makes with a weak ETag, which it is given, or that the caller has it (RFC 9110, 13.1.2).
+def answer_unless_known(call: Call, connection: Connection, make: Callable[[], bytes]) -> Answer:
+    """Answer what `make` makes with a weak ETag, or that the caller has it (RFC 9110, 13.1.2).
 
     The ETag is another one once anything of the client has changed, and on another day: an overview ends with today.
     So it is for another assignee, because "me" is another for each user.
@@ -5775,7 +5775,10 @@ def answer_unless_known(call: Call, connection: Connection, make: Callable[[str]
     tag = f'"{select_stamp(connection, call.client_id)}-{timestamp()[:10]}{whose}"'
     headers = {"ETag": f"W/{tag}", "Allow": methods_for(call.principal.level, call.operation.path)}
     had = call.environ.get("HTTP_IF_NONE_MATCH", "")
-    return Answer(304, headers) if had.strip() == "*" or tag in had else whole_answer(200, make(tag), **headers)
+    if had.strip() == "*" or tag in had:
+        return Answer(304, headers)
+    asked = (tag, call.client_id, call.address, call.environ["QUERY_STRING"])
+    return whole_answer(200, connection.recall_page(asked, make), **headers)
 
 
 class Taken(Struct):
@@ -5843,7 +5846,7 @@ def get_runs(call: Call) -> Answer | Deferred:
     """List runs, newest first."""
 
     def read(connection: Connection) -> Answer:
-        def make(_: str) -> bytes:
+        def make() -> bytes:
             position = page_position(call, connection, "runs")
             runs, total = select_runs(connection, call.client_id, call.query, position)
             return msgspec.json.encode(RunPage(*page_of(call, take(runs, call.query.limit), total)))
@@ -5949,11 +5952,9 @@ def page_of_tasks(call: Call, connection: Connection) -> bytes:
 )
 def get_tasks(call: Call) -> Answer | Deferred:
     """List tasks, newest first or by severity."""
-    asked = (call.client_id, call.address, call.environ["QUERY_STRING"])
 
     def read(connection: Connection) -> Answer:
-        make = partial(page_of_tasks, call, connection)
-        return answer_unless_known(call, connection, lambda tag: connection.recall_page((tag, *asked), make))
+        return answer_unless_known(call, connection, partial(page_of_tasks, call, connection))
 
     return answer_list(call, read)
 

@@ -174,7 +174,7 @@ def get_overview(call: heart.Call) -> heart.Deferred:
     """Get where all tasks stand, and what happened to them lately."""
     return call.read_slowly(
         lambda connection: heart.answer_unless_known(
-            call, connection, lambda _: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
+            call, connection, lambda: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
         )
     )
 
