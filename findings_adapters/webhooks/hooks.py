@@ -6,6 +6,7 @@ import base64
 import json
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -221,10 +222,7 @@ def get_webhook(call: heart.Call, webhook_id: str) -> heart.Answer:
 @heart.operation("PATCH", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook}, body=WebhookUpdate)
 def patch_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
     """Switch a webhook on, to go on with the event that was held, the next one, or what comes."""
-
-    def find(connection: heart.Connection) -> Hook:
-        return select_hook(connection, call.client_id, webhook_id)
-
+    find = partial(select_hook, client_id=call.client_id, hook_id=webhook_id)
     body: WebhookUpdate = call.checked_body(find)
 
     def switch(connection: heart.Connection) -> heart.Answer:
