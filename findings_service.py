@@ -261,7 +261,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "FULL"
     cache: Annotated[
         int, parse_size, "Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks."
-    ] = 32 * SIZES["m"]
+    ] = 24 * SIZES["m"]
     keep: Annotated[float, parse_keep, "`serve` removes runs that finished longer ago, as `prune` does: 365d, say."] = (
         0.0
     )
