@@ -1266,7 +1266,7 @@ class Listeners(Struct):
 
 SCHEMA_VERSION = 11
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
-MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads do not begin beside a larger one until it is folded in, if that can be
+MOST_WAL = 4 * LARGE_WAL  # bytes; an export does not begin beside a larger one before it was tried to fold that in
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of lists that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 
@@ -1948,17 +1948,17 @@ class SQLiteDatabase(Database):
     def _make_room(self, lane: str) -> None:
         """Fold in a WAL that is too large before a slow read: where these overlap, there is no other moment for it.
 
-        An export waits until the others have ended, and for a write; they wait for nothing.
+        Only an export waits for other slow reads to end.
         """
         patience = self.settings.busy_timeout if lane == "export" else BUSY_SLICE
         with suppress(OSError), ExitStack() as held:
-            if self.wal_size() < MOST_WAL:
+            if not self.checkpointer.held or self.wal_size() < MOST_WAL:
                 return
-            for other in {"read", "export", "webhook"} - {lane}:
-                if not self._lanes[other].acquire(timeout=patience):
+            for other in (self._lanes[each] for each in ("webhook", "read", "export") if each != lane):
+                if not other.acquire(timeout=patience):
                     return
-                held.callback(self._lanes[other].release)
-            self.run_maintenance(patience)
+                held.callback(other.release)
+            self.run_maintenance()
 
     # Writing
 
@@ -2045,14 +2045,14 @@ class SQLiteDatabase(Database):
         """Tell whether this process is the one that checkpoints."""
         return self.checkpointer.held
 
-    def run_maintenance(self, patience: float = BUSY_SLICE) -> None:
+    def run_maintenance(self) -> None:
         """Fold the WAL in where it is large or may have what was deleted, if it is this process that checkpoints.
 
         With secure_delete SQLite writes zeros over what is deleted, in the file; the WAL has it until it is truncated.
         Whether others deleted anything is not known: only that they have written. While another thread writes, this is
         left to the next call: no read of an embedding application waits for a write.
         """
-        with suppress(sqlite3.Error, OSError, DatabaseUnusable, Busy), self.maintaining(patience) as connection:
+        with suppress(sqlite3.Error, OSError, DatabaseUnusable, Busy), self.maintaining(BUSY_SLICE) as connection:
             if not self.checkpointer.try_take():
                 return
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")

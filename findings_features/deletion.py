@@ -16,7 +16,6 @@ import click
 import msgspec
 
 import findings_service as heart
-from findings_features.cells import select_cells
 
 
 class ProjectTypeInUse(heart.ServiceError, status=409, code="project_type_in_use"):
@@ -291,11 +290,12 @@ def delete_task(call: heart.Call, task_id: str) -> heart.PendingWrite:
 @heart.operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
 def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
     """Delete a project type that there is no run of."""
-    client_id, runs_of_type = call.client_id, heart.Filter(types=frozenset({name}))
+    client_id = call.client_id
+    counted = [heart.counter_name("runs", name, None, line) for line in (heart.MAIN_LINE, None)]
 
     def remove(connection: heart.Connection) -> None:
         heart.select_project_type(connection, client_id, name)
-        if runs := sum(select_cells(connection, client_id, "runs", runs_of_type).values()):
+        if runs := sum(n for *_, n in heart.select_counts(connection, client_id, counted)):
             there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
             raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
         heart.drop_answers(connection, client_id, name)

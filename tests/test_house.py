@@ -39,7 +39,6 @@ PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.p
 ARROWS = {
     "brief": {"overview"},  # which tasks a line knows
     "audit": {"migrations"},  # how words are folded
-    "deletion": {"cells"},
     "exports": {"gate"},  # the baseline
     "groups": {"cells"},
     "metrics": {"cells"},
