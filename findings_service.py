@@ -1266,7 +1266,7 @@ class Listeners(Struct):
 
 SCHEMA_VERSION = 11
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
-MOST_WAL = 4 * LARGE_WAL  # bytes; an export does not begin beside a larger one before it was tried to fold that in
+MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads checkpoint a larger one before they start
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of lists that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 
@@ -1939,14 +1939,14 @@ class SQLiteDatabase(Database):
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
         with self._lanes[lane]:
-            self._make_room(lane)
+            self._checkpoint_large_wal(lane)
             with closing(open_database(self.settings, read_only=True)) as connection:
                 self._require_file()
                 connection.execute("BEGIN")
                 yield connection
 
-    def _make_room(self, lane: str) -> None:
-        """Fold in a WAL that is too large before a slow read: where these overlap, there is no other moment for it.
+    def _checkpoint_large_wal(self, lane: str) -> None:
+        """Checkpoint a WAL larger than `MOST_WAL` while no slow read runs; overlapping ones would block it for ever.
 
         Only an export waits for other slow reads to end.
         """

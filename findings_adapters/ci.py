@@ -366,7 +366,7 @@ SHOWN = 50  # findings in a report
 
 
 def report_of(service: Service, run_id: str, bar: Bar, spots: Spots) -> Report:
-    """Return what is to be told of a run. Where it is judged by what is new, that is shown before other findings."""
+    """Build the report of a run. New findings come first if the gate is about these alone."""
     path = f"runs/{quoted(run_id)}"
     ask = partial(service.get, f"{path}/gate", Gate, baseline=bar.baseline or None)
     verdict, unbarred = ask(fail_on=bar.fail_on, only=bar.only), ask(fail_on="info", only="new")

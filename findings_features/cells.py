@@ -1,4 +1,4 @@
-"""What the counters of a client count, by project type, branch, status and severity."""
+"""Counts of tasks and runs by project type, branch, status and severity, read from the counters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import findings_service as heart
 
-# What is listed together: project type (where types are named) or rule or tag, line (the main one, a branch that is
-# named, or None for all branches), status, severity.
+# A project type (if the filter names types), rule or tag; a branch ("" is the main line, None all branches); a status;
+# a severity rank.
 Cell = tuple[str | None, str | None, str, int]
 
 
 def select_cells(connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter) -> dict[Cell, int]:
-    """Count what a filter leaves of a table, in cells none of which is empty."""
+    """Count the rows of a table that match a filter, by cell. Empty cells are left out."""
     named: dict[str, tuple[str | None, str | None]] = {
         heart.counter_name(table, project_type, wanted.target_url, line): (project_type, line)
         for project_type in ((None,) if wanted.types is None else wanted.types)
@@ -28,7 +28,10 @@ def select_named_cells(
     named: Mapping[str, tuple[str | None, str | None]],
     wanted: heart.Filter,
 ) -> dict[Cell, int]:
-    """Count what a filter lets through of some counters, each with the begin of its cells."""
+    """Count the rows of some counters that match a filter, by cell.
+
+    :param named: the first two members of the cells of each counter.
+    """
     cells = Counter[Cell]()
     for name, status, severity, n in heart.select_counts(connection, client_id, list(named)):
         cells[*named[name], status, severity] += n

@@ -87,7 +87,7 @@ HookKey = tuple[str, str]  # a client's id and a hook's
 class Hook(Struct, frozen=True):
     """A hook as the API shows it, and what else it takes to deliver to it.
 
-    `behind` is its place in the history, the seq that it is done with, and `newest` the client's last entry there.
+    `behind` is the seq of the last history entry that it is done with, `newest` that of the client's last entry.
     """
 
     key: HookKey
