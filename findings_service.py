@@ -1285,7 +1285,7 @@ BRANCHES = " branches"  # ends the scope of a counter of what is not of the main
 BY_TEXT = ("tasks rule:", "tasks tag:")  # begin the scopes that have a finding's own texts
 CounterKey = tuple[str, str, str, int]  # what a counter counts: client, scope, status, severity
 UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
-WAITING = 10  # seconds that what is at work may take for each that it may have the processor
+WAITING = 10  # seconds of elapsed time that a statement may take for each second of processor time
 
 
 class Cursor(Protocol):
@@ -3086,7 +3086,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
     ) -> Iterator[tuple[Any, ...]]:
         """Return the rows of one page, and one more row if there is a further page, each read when it is asked for.
 
-        :param table: "runs" or "tasks", of which the ranges are.
+        :param table: the table that the ranges select from: "runs" or "tasks".
         """
         limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
         found: Iterable[Condition]

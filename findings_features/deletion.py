@@ -66,7 +66,7 @@ def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[h
 def uncount_reported(
     connection: heart.Connection, client_id: str, kind: type[heart.Source], task_seqs: Sequence[int]
 ) -> None:
-    """Count tasks away, which go, that runs (or branches) have reported."""
+    """Subtract tasks that are being deleted from the `reported` counts of runs (or branches)."""
     of_tasks = f"FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
     tasks = (client_id, json.dumps(task_seqs))
     connection.execute(
@@ -88,7 +88,7 @@ def remove_empty_run(connection: heart.Connection, client_id: str, run: heart.Ru
 
 
 def delete_empty_branches(connection: heart.Connection, client_id: str) -> None:
-    """Delete the branches that have no run and know no task any more."""
+    """Delete branches without runs and tasks."""
     connection.execute(
         """DELETE FROM branches WHERE client_id = ? AND reported = 0 AND NOT EXISTS (
                SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name

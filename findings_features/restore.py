@@ -24,9 +24,9 @@ IN_USE = "{} is open in another process; stop the service, and whatever else use
 
 @contextmanager
 def locked(path: str) -> Iterator[Revoked | None]:
-    """Keep everybody else from a database, with its log folded in. Yield its revoked keys, None if they are unknown.
+    """Lock a database and checkpoint its WAL. Yield its revoked keys, None if they are unknown.
 
-    :raises DatabaseUnusable: while anybody has it open, and where something else is there.
+    :raises DatabaseUnusable: if another process has it open, or the file is not a database of this service.
     """
     right = heart.Checkpointer(path)
     with closing(sqlite3.connect(path, timeout=0, isolation_level=None, factory=heart.SQLiteConnection)) as old:

@@ -304,7 +304,7 @@ AWAY = (
 def call_tool(service: Service, params: types.CallToolRequestParams) -> types.CallToolResult:
     """Call a tool. All errors but these two are returned as results.
 
-    :raises MCPError: if there is no tool of this name. :raises Refused: if the service does not know the key.
+    :raises MCPError: if the tool does not exist. :raises Refused: if the service does not know the key.
     """
     if params.name not in TOOLS:
         raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.truncate(params.name)}")
@@ -609,9 +609,8 @@ def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
         on_read_resource=asking(read_resource),
         on_list_prompts=list_prompts,
         on_get_prompt=asking(get_prompt),
-        get_tool_input_schema=lambda name: (
-            input_schema(TOOLS[name]) if name in TOOLS else None
-        ),  # else it lists the tools
+        # Without this the library lists all tools to find one.
+        get_tool_input_schema=lambda name: input_schema(TOOLS[name]) if name in TOOLS else None,
     )
 
 

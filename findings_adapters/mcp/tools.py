@@ -183,7 +183,7 @@ MEANINGS = {
     "ProjectTypeDefinition.extensionSchema": "A JSON Schema for the extensions of findings; leave it out to admit all.",
 }
 
-# Of a schema.
+# Keywords of a schema that a tool shows.
 TOLD = ("type", "enum", "items", "properties", "required", "minimum", "maximum", "default", "additionalProperties")
 
 

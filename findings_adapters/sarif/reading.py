@@ -472,7 +472,7 @@ ROOTS = 100  # absolute bases that a path is compared with
 ROOT = "%SRCROOT%"  # the base that is taken before others where a path is below several
 DRIVE = re.compile(r"/?([A-Za-z]:(?:/.*)?)", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one is a drive
-ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")  # as a path or URI begins that is
+ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")  # the start of an absolute path or URI
 
 
 URI_LENGTH = 4 * PATH_LENGTH  # a path with all signs escaped

@@ -131,7 +131,7 @@ async def limit_sending(port: int) -> None:
     found = not hasattr(socket, "TCP_USER_TIMEOUT")
     while not found:
         await asyncio.sleep(0.01)
-        # Of sockets alone: to close a copy of the database's descriptor would drop SQLite's locks.
+        # Only sockets: closing a copy of the database's descriptor would release SQLite's locks.
         for file in filter(Path.is_socket, Path("/dev/fd").iterdir()):
             with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as each:
                 if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and each.getsockname()[1] == port:
