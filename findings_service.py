@@ -2004,6 +2004,7 @@ class SQLiteDatabase(Database):
 
     def probe(self) -> None:
         """Begin a transaction that writes, and roll it back, unless this process is writing anyway."""
+        self._require_file()
         until = time.monotonic() + HEALTH_TIME
         while not self._is_writing:
             try:

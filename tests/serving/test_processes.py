@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 import findings_service
-from findings_service import create_app
+from findings_service import DatabaseUnusable, create_app
 from tests.engines import db_at, faults_of, look_into
 from tests.postgres_server import children_of, is_alive
 from tests.support import (
@@ -76,6 +77,18 @@ def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched
     again = serve(until=LISTENING)
     assert again.request("GET", f"{API}/tasks", key=server.key).json["total"] == 5
     assert faults_of(server.db) == []
+
+
+@pytest.mark.sqlite
+def test_a_health_check_during_a_write_notices_that_the_file_was_moved(tmp_path: Path) -> None:
+    db = tmp_path / "findings.db"
+    database = database_of(create_app(db=str(db)))
+    with suppress(DatabaseUnusable), database.transaction():
+        database.probe()
+        took_away(db)
+        with pytest.raises(DatabaseUnusable, match="was moved"):
+            database.probe()
+    database.close()
 
 
 @pytest.mark.sqlite
