@@ -106,18 +106,19 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
 
 
-def pipe_of_signals() -> int:
-    """Return a pipe that says something on the signals that end a service, however much the event loop has to do.
+def pipe_of_signals() -> tuple[int, int]:
+    """Return both ends of a pipe that says something on the signals that end a service.
 
     The loop's own is full when others have much to wake it for, and taking its handlers away leaves a signal to its
-    default for a moment, in which a second one would kill.
+    default for a moment, in which a second one would kill. A handler in Python would run only after a call that
+    waits, where the signal came just before it.
     """
     listened, written = os.pipe()
     os.set_blocking(written, False)
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for name in heart.STOPPING:
         signal.signal(name, lambda *_: None)
-    return listened
+    return listened, written
 
 
 SENDING = 60_000  # milliseconds after which a connection is closed whose client takes nothing of a response
@@ -181,7 +182,7 @@ async def serve_until_stopped(
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve())
     limiting = loop.create_task(limit_sending(port))
-    pipes = (pipe_of_signals(), *parent)
+    pipes = (pipe_of_signals()[0], *parent)
     for pipe in pipes:
         loop.add_reader(pipe, stop)
     ended = threading.Event()
@@ -225,20 +226,21 @@ def run_worker(
     lines.finish()
 
 
+STOP = b"\0"
+
+
 def run_workers(service: heart.Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
     """Serve with several processes on one port, which this one begins and waits for.
 
     :raises ChildProcessError: when one of them died by itself; then all stop.
     """
-    listened, writing = os.pipe()  # nothing is ever written: it ends with this process, however that ends
-    held = os.fdopen(writing, "wb")
-    for name in heart.STOPPING:
-        signal.signal(name, lambda *_: held.close())
+    listened, written = pipe_of_signals()  # that all workers look at; it ends with this process, however that ends
 
     def work(number: int) -> NoReturn:
         status = 1
         try:
-            held.close()
+            signal.set_wakeup_fd(-1)
+            os.close(written)
             with closing(service.database):
                 run_worker(service, host, port, None if number else greeting, listened)
             status = 0
@@ -255,12 +257,12 @@ def run_workers(service: heart.Service, host: str, port: int, greeting: Callable
                 work(number)
             begun += 1
     except OSError:
-        held.close()
+        os.write(written, STOP)
         raise
     finally:
         while len(statuses) < begun:
             statuses.append(os.wait()[1])
-            held.close()
+            os.write(written, STOP)
         service.database.run_maintenance()  # two that close a file at the same instant both leave its log there
     if any(statuses):
         raise ChildProcessError("a worker died, and so all were stopped")

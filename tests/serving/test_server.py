@@ -413,6 +413,24 @@ def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started
     assert (process.returncode, "Traceback" in said) == (0, False), said
 
 
+SIGNALLED = """
+import os, signal, threading, findings_service
+
+def wait(wait=os.wait):
+    os.wait = wait
+    threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
+    return wait()
+
+os.wait = wait
+findings_service.main()
+"""
+
+
+def test_a_signal_that_does_not_interrupt_the_waiting_process_stops_the_service(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "2", program=(sys.executable, "-c", SIGNALLED))
+    assert server.process.wait(PATIENCE) == 0
+
+
 @pytest.mark.sqlite
 def test_a_stop_waits_only_once_for_a_program_that_has_the_file_locked(serve: Callable[..., Server]) -> None:
     server = serve("--workers", "3", FINDINGS_BUSY_TIMEOUT="3s")
