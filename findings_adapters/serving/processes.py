@@ -110,8 +110,8 @@ def pipe_of_signals() -> tuple[int, int]:
     """Return both ends of a pipe that says something on the signals that end a service.
 
     The loop's own is full when others have much to wake it for, and taking its handlers away leaves a signal to its
-    default for a moment, in which a second one would kill. A handler in Python would run only after a call that
-    waits, where the signal came just before it.
+    default for a moment, in which a second one would kill. A handler in Python would not run until a waiting call
+    returns, if the signal came just before that call.
     """
     listened, written = os.pipe()
     os.set_blocking(written, False)
@@ -152,7 +152,8 @@ async def serve_until_stopped(
 
     :param app: a `RSGIApp`, or what has its `leave` and `close` and speaks another interface of granian's.
     :param greeting: what says that the service answers, once it does.
-    :param parent: a pipe that ends when the process that began this one is told to stop, or has ended; if one did.
+    :param parent: a pipe that can be read once the process that began this one is told to stop, or has ended; if one
+        did.
     """
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
@@ -226,7 +227,10 @@ def run_worker(
     lines.finish()
 
 
-STOP = b"\0"
+def ask_to_stop(written: int) -> None:
+    """Write to the pipe that workers look at; a full one can be read as well."""
+    with suppress(BlockingIOError):
+        os.write(written, b"\0")
 
 
 def run_workers(service: heart.Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
@@ -249,31 +253,34 @@ def run_workers(service: heart.Service, host: str, port: int, greeting: Callable
         finally:  # what the first process does in the end is not to be done twice
             os._exit(status)
 
-    begun, statuses = 0, list[int]()
+    begun, failed = set[int](), False
     gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
     try:
         for number in range(count):
-            if os.fork() == 0:
+            if (worker := os.fork()) == 0:
                 work(number)
-            begun += 1
+            begun.add(worker)
     except OSError:
-        os.write(written, STOP)
+        ask_to_stop(written)
         raise
     finally:
-        while len(statuses) < begun:
-            statuses.append(os.wait()[1])
-            os.write(written, STOP)
+        while begun:
+            ended, status = os.wait()  # of any child: the first process of a container has others
+            if ended in begun:
+                begun.remove(ended)
+                failed = failed or bool(status)
+                ask_to_stop(written)
         service.database.run_maintenance()  # two that close a file at the same instant both leave its log there
-    if any(statuses):
+    if failed:
         raise ChildProcessError("a worker died, and so all were stopped")
 
 
 def leave() -> NoReturn:
-    """End the process that granian has served in, without taking the interpreter apart.
+    """End the process without taking the interpreter apart.
 
     A thread of granian's may want its lock even then, and would have the process aborted
-    (https://github.com/PyO3/pyo3/issues/4874). What was registered with `atexit` is called, for which Python has no
-    public function.
+    (https://github.com/PyO3/pyo3/issues/4874); a further signal would kill it. What was registered with `atexit` is
+    called, for which Python has no public function.
     """
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -287,7 +294,7 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
-    """Serve until one of the signals that end a service, with which a single process ends, too.
+    """Serve until one of the signals that end a service, and end the process.
 
     :raises ConfigurationError: for a setting of a part that is absent.
     :raises ChildProcessError: when one of several workers died by itself.
@@ -309,5 +316,4 @@ def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
             run_worker(service, host, port, greeting)
         else:
             run_workers(service, host, port, greeting, workers)
-    if workers == 1:
-        leave()
+    leave()

@@ -431,6 +431,46 @@ def test_a_signal_that_does_not_interrupt_the_waiting_process_stops_the_service(
     assert server.process.wait(PATIENCE) == 0
 
 
+FULL = """
+import os, findings_service
+from contextlib import suppress
+from findings_adapters.serving import processes
+
+def full(make=processes.pipe_of_signals):
+    listened, written = make()
+    with suppress(BlockingIOError):
+        while True:
+            os.write(written, bytes(4096))
+    return listened, written
+
+processes.pipe_of_signals = full
+findings_service.main()
+"""
+
+
+def test_more_signals_than_a_pipe_holds_stop_the_service(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", FULL, "serve", "--port", "0", "--workers", "2", "--db", str(tmp_path / "full.db")]
+    done = subprocess.run(
+        line, cwd=HERE, capture_output=True, text=True, check=False, env=environment(FINDINGS_API_KEY=SECRET)
+    )
+    assert (done.returncode, "Error" in done.stderr) == (0, False), done.stderr
+
+
+def test_signals_without_end_are_one_stop(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "2")
+    while server.process.poll() is None:
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
+    assert server.process.wait(PATIENCE) == 0
+
+
+def test_the_end_of_another_child_is_not_that_of_a_worker(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "2", program=("sh", "-c", 'sleep 1 & exec "$@"', "sh", *PROGRAM))
+    time.sleep(1.5)
+    assert server.request("GET", "/healthz").status_code == 200
+    assert server.stop() == 0
+
+
 @pytest.mark.sqlite
 def test_a_stop_waits_only_once_for_a_program_that_has_the_file_locked(serve: Callable[..., Server]) -> None:
     server = serve("--workers", "3", FINDINGS_BUSY_TIMEOUT="3s")
