@@ -152,8 +152,7 @@ async def serve_until_stopped(
 
     :param app: a `RSGIApp`, or what has its `leave` and `close` and speaks another interface of granian's.
     :param greeting: what says that the service answers, once it does.
-    :param parent: a pipe that can be read once the process that began this one is told to stop, or has ended; if one
-        did.
+    :param parent: a pipe, if a process of this service started this one: readable once that is asked to stop, or ends.
     """
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
@@ -228,7 +227,7 @@ def run_worker(
 
 
 def ask_to_stop(written: int) -> None:
-    """Write to the pipe that workers look at; a full one can be read as well."""
+    """Make the pipe readable that all workers watch; a full one is readable already."""
     with suppress(BlockingIOError):
         os.write(written, b"\0")
 
@@ -238,7 +237,7 @@ def run_workers(service: heart.Service, host: str, port: int, greeting: Callable
 
     :raises ChildProcessError: when one of them died by itself; then all stop.
     """
-    listened, written = pipe_of_signals()  # that all workers look at; it ends with this process, however that ends
+    listened, written = pipe_of_signals()  # all workers watch it; it ends with this process, however that ends
 
     def work(number: int) -> NoReturn:
         status = 1

@@ -62,13 +62,13 @@ def move_on(connection: heart.Connection, hook: hooks.Hook, end: int, delivered_
         """UPDATE webhooks SET history_seq = ?, attempts = 0, next_attempt_at = NULL, last_error = NULL,
                last_delivery_at = COALESCE(?, last_delivery_at)
            WHERE client_id = ? AND id = ? AND history_seq = ?""",
-        (end, delivered_at, *hook.key, hook.behind),
+        (end, delivered_at, *hook.key, hook.history_seq),
     )
 
 
 def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outcome: sending.Outcome) -> None:
     """Note that an event was not delivered: a hook stands right before it, to try again later, or is off."""
-    attempts = hook.attempts + 1 if seq == hook.behind + 1 else 1  # else those were of another, which is gone
+    attempts = hook.attempts + 1 if seq == hook.history_seq + 1 else 1  # else those were of another, which is gone
     is_over = outcome.status == GONE or attempts > len(RETRY_PAUSES)
     later = None if is_over else heart.timestamp(ago=-max(RETRY_PAUSES[attempts - 1], outcome.asked))
     changed = connection.execute(
@@ -76,7 +76,7 @@ def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outco
            WHERE client_id = ? AND id = ? AND history_seq = ? AND attempts = ?""",
         (
             *(seq - 1, attempts, later, outcome.error, "off" if is_over else "on"),
-            *(*hook.key, hook.behind, hook.attempts),
+            *(*hook.key, hook.history_seq, hook.attempts),
         ),
     )
     if is_over and changed.rowcount:
@@ -153,8 +153,8 @@ class Deliverer:
 
     def _looked_to(self, hook: hooks.Hook) -> int:
         """Return the entry up to which a hook is known to want nothing."""
-        behind, end = self._looked_at.get(hook.key, (hook.behind, hook.behind))
-        return end if behind == hook.behind else hook.behind
+        behind, end = self._looked_at.get(hook.key, (hook.history_seq, hook.history_seq))
+        return end if behind == hook.history_seq else hook.history_seq
 
     def _hold_lease(self) -> bool:
         """Tell whether this process may deliver."""
@@ -183,7 +183,7 @@ class Deliverer:
             hook = hooks.select_hook(connection, *key)
         if hook.shown.state == "off":
             return False
-        seq = hook.behind + 1
+        seq = hook.history_seq + 1
         try:
             seq, told = self._find_next(hook)
             if told is None:
@@ -238,8 +238,8 @@ class Deliverer:
 
     def _pass_over(self, hook: hooks.Hook, end: int) -> None:
         """Remember that a hook wants nothing up to an entry, and store that where the way there was long."""
-        self._looked_at[hook.key] = (hook.behind, end)
-        if end - hook.behind >= SKIPPED or hook.attempts:
+        self._looked_at[hook.key] = (hook.history_seq, end)
+        if end - hook.history_seq >= SKIPPED or hook.attempts:
             self._store(partial(move_on, hook=hook, end=end))
 
     def _store(self, note: Callable[[heart.Connection], object]) -> None:

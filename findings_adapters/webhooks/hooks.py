@@ -87,12 +87,12 @@ HookKey = tuple[str, str]  # a client's id and a hook's
 class Hook(Struct, frozen=True):
     """A hook as the API shows it, and what else it takes to deliver to it.
 
-    `behind` is the seq of the last history entry that it is done with, `newest` that of the client's last entry.
+    `history_seq` is the seq of the last history entry that it is done with, `newest` that of the client's last entry.
     """
 
     key: HookKey
     secret: str
-    behind: int
+    history_seq: int
     newest: int
     attempts: int
     shown: Webhook
@@ -100,9 +100,9 @@ class Hook(Struct, frozen=True):
     @classmethod
     def of(cls, row: Sequence[Any]) -> Hook:
         """Return a hook of a row of HOOK_COLUMNS."""
-        client_id, secret, behind, newest, attempts, hook_id, url, types, severity, *rest = row
+        client_id, secret, history_seq, newest, attempts, hook_id, url, types, severity, *rest = row
         shown = Webhook(hook_id, url, json.loads(types), severity and heart.SEVERITIES[-severity], *rest)
-        return cls((client_id, hook_id), secret, behind, newest, attempts, shown)
+        return cls((client_id, hook_id), secret, history_seq, newest, attempts, shown)
 
     @property
     def wanted(self) -> list[heart.Condition]:
@@ -227,15 +227,15 @@ def patch_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
 
     def switch(connection: heart.Connection) -> heart.Answer:
         hook = find(connection)
-        behind = hook.behind  # right before the event that was refused, where the last attempt failed
+        history_seq = hook.history_seq  # right before the event that was refused, where the last attempt failed
         if body.from_ == "latest":
-            behind = hook.newest
+            history_seq = hook.newest
         elif body.from_ == "next" and hook.attempts:
-            behind += 1
+            history_seq += 1
         connection.execute(
             """UPDATE webhooks SET state = 'on', history_seq = ?, attempts = 0, next_attempt_at = NULL,
                    last_error = NULL WHERE client_id = ? AND id = ?""",
-            (behind, *hook.key),
+            (history_seq, *hook.key),
         )
         return heart.json_answer(200, find(connection).shown)
 
