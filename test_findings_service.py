@@ -111,6 +111,7 @@ from tests.support import (
     fail,
     files_in,
     finish_ago,
+    free_port,
     in_a,
     invoke,
     make_key,
@@ -3361,7 +3362,7 @@ def test_nothing_takes_the_number_of_a_closed_standard_stream() -> None:
 
 @pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
 def test_a_start_makes_no_key_that_nobody_sees(serve: Callable[..., Server], tmp_path: Path, errors: str) -> None:
-    db, port = str(tmp_path / "served.db"), findings_service.free_port("127.0.0.1", 0)
+    db, port = str(tmp_path / "served.db"), free_port()
     line = ["bash", "-c", f'exec "$@" {errors}', "bash", *PROGRAM, "serve", "--port", str(port), "--db", db]
     with subprocess.Popen(line, cwd=HOUSE, env=environment()) as blind:
         try:

@@ -421,9 +421,10 @@ def await_(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """Return a port that is not in use, and that the system gives to no connection by itself before it is used."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_000))) as free:
+            return int(free.getsockname()[1])
 
 
 class StandIn(BaseHTTPRequestHandler):

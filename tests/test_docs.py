@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -41,6 +40,7 @@ from tests.support import (
     UUID7,
     blocks_of,
     environment,
+    free_port,
     page_named,
     settings_variables,
     table_rows,
@@ -107,7 +107,7 @@ in_background() {  # a server, for which a reader opens another terminal
     done
     sleep 0.1
     eval "$(grep 'export FINDINGS_KEY=' "$said")"  # a reader pastes it
-    kill -0 $server
+    kill -0 $server || { cat "$said"; false; }
 }
 systemctl() {  # there is no systemd where tests run: this does what the unit says
     local unit=/etc/systemd/system/${!#}
@@ -242,10 +242,7 @@ def play(page: Path, home: Path, databases: Mapping[str, str]) -> dict[Step, tup
     """Do what a page tells its reader to do, and return the exit code of each step and what it printed."""
     set_scene(home)
     before, steps = start_of(page), steps_of(page)
-    with socket.socket() as free, socket.socket() as other:
-        for each in (free, other):
-            each.bind(("127.0.0.1", 0))
-        port, second = (str(each.getsockname()[1]) for each in (free, other))
+    port, second = str(free_port()), str(free_port())
     here = dict(databases) | {"127.0.0.1:8000": f"127.0.0.1:{port}", "127.0.0.1:8001": f"127.0.0.1:{second}"}
     script = re.sub(r"(?<![\w./}])/(?=(?:etc|opt|var)/)", f"{home}/", script_of([*before, *steps], "-- done --"))
     for example, instead in here.items():

@@ -43,6 +43,7 @@ from tests.support import (
     client_of,
     client_with,
     command,
+    free_port,
     invoke,
     make_key,
     program,
@@ -376,7 +377,7 @@ def test_a_worker_that_is_killed_leaves_no_folder_behind(two_workers: Callable[.
 
 
 def test_two_workers_of_gunicorn_tell_their_sums_at_once(tmp_path: Path) -> None:
-    port, db, figures = findings_service.free_port("127.0.0.1", 0), tmp_path / "findings.db", tmp_path / "figures"
+    port, db, figures = free_port(), tmp_path / "findings.db", tmp_path / "figures"
     figures.mkdir()
     key = invoke("keys", "create", "tests", "--level", "full", "--new", "--db", str(db)).stdout.strip()
     line = [program("gunicorn"), "--workers", "2", "--threads", "2", "--bind", f"127.0.0.1:{port}"]
