@@ -153,8 +153,8 @@ class Deliverer:
 
     def _looked_to(self, hook: hooks.Hook) -> int:
         """Return the entry up to which a hook is known to want nothing."""
-        behind, end = self._looked_at.get(hook.key, (hook.history_seq, hook.history_seq))
-        return end if behind == hook.history_seq else hook.history_seq
+        start, end = self._looked_at.get(hook.key, (hook.history_seq, hook.history_seq))
+        return end if start == hook.history_seq else hook.history_seq
 
     def _hold_lease(self) -> bool:
         """Tell whether this process may deliver."""
