@@ -420,10 +420,13 @@ def await_(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
         time.sleep(0.01)
 
 
+PORTS = secrets.SystemRandom().sample(range(20_000, 32_000), 12_000)  # below those that outgoing connections get
+
+
 def free_port() -> int:
-    """Return a port that is not in use, and that the system gives to no connection by itself before it is used."""
+    """Return a port that is not in use, another one each time."""
     while True:
-        with suppress(OSError), socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_000))) as free:
+        with suppress(OSError), socket.create_server(("127.0.0.1", PORTS.pop())) as free:
             return int(free.getsockname()[1])
 
 

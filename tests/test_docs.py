@@ -120,7 +120,7 @@ start_unit() {
     local line="$settings"$'\n'"exec $(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^ExecStart=//p' | tail -n 1)"
     if grep -q ^Type=oneshot "$1"; then bash -c "$line" >>"$said" 2>&1; else in_background "$line"; fi
 }
-journalctl() {  # all that the server has said: the log comes after the answers, and so waits for a request of its own
+journalctl() {  # all that the server has said; a request is logged after its answer, so wait for a later one's line
     if grep -qs FINDINGS_LOG /etc/systemd/system/findings-service.service.d/*.conf; then
         curl -s -o /dev/null http://127.0.0.1:8000/
         until grep -q '"route":"/"' "$said"; do sleep 0.05; done
