@@ -94,13 +94,6 @@ def counted_figures(collector: Any) -> Iterator[Metric]:
             yield metric
 
 
-def figures_of_files(database: heart.Database) -> Iterator[Metric]:
-    """Yield the figures that are read from the disk, if they can be read."""
-    for name, read in database.figures().items():
-        with suppress(OSError):
-            yield gauge(name, {(): read()})
-
-
 def gauge(name: str, values: Mapping[Any, float], labels: Sequence[str] = ()) -> Metric:
     """Return a figure.
 
@@ -112,7 +105,7 @@ def gauge(name: str, values: Mapping[Any, float], labels: Sequence[str] = ()) ->
     return metric
 
 
-def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Metric]:
+def stored_figures(database: heart.Database, connection: heart.Connection, client_id: str) -> Iterator[Metric]:
     """Give what is read from the database: by counters, so that it costs the same whatever is stored."""
     counts = Counter[tuple[str, str, int]]()
     for kind in ("tasks", "runs"):
@@ -125,31 +118,27 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     }
     yield gauge("findings_tasks", tasks, ("status", "severity"))
     yield gauge("findings_runs", {(status,): counts["runs", status, 0] for status in heart.RUN_STATUSES}, ("status",))
-
-
-def hooks_by_state(connection: heart.Connection, client_id: str) -> Metric:
-    """Count the webhooks of a client."""
     states = dict.fromkeys(("on", "retrying", "off"), 0)
     states |= connection.execute(
         """SELECT CASE WHEN state = 'on' AND attempts > 0 THEN 'retrying' ELSE state END, COUNT(*)
            FROM webhooks WHERE client_id = ? GROUP BY 1""",
         (client_id,),
     ).fetchall()
-    return gauge(HOOKS, {(state,): n for state, n in states.items()}, ("state",))
+    yield gauge(HOOKS, {(state,): n for state, n in states.items()}, ("state",))
+    if "backup" not in database.advice:  # else another program makes them, and notes nothing
+        made_at = connection.execute("SELECT made_at FROM backups WHERE id = 1").fetchone()
+        seconds = datetime.fromisoformat(made_at[0]).timestamp() if made_at else 0.0
+        yield gauge("findings_last_backup_timestamp_seconds", {(): seconds})
 
 
-def last_backup(connection: heart.Connection) -> Metric:
-    """Return when the last backup began."""
-    made_at = connection.execute("SELECT made_at FROM backups WHERE id = 1").fetchone()
-    seconds = datetime.fromisoformat(made_at[0]).timestamp() if made_at else 0.0
-    return gauge("findings_last_backup_timestamp_seconds", {(): seconds})
-
-
-def build(database: heart.Database) -> Metric:
-    """Return what runs."""
+def figures_of(database: heart.Database) -> Iterator[Metric]:
+    """Yield the figures that are read from the disk, if they can be read, and what runs."""
+    for name, read in database.figures().items():
+        with suppress(OSError):
+            yield gauge(name, {(): read()})
     engine, version = database.engine
     versions = {"version": heart.__version__, engine.lower(): version}
-    return InfoMetricFamily("findings_build", HELP["findings_build"], value=versions)
+    yield InfoMetricFamily("findings_build", HELP["findings_build"], value=versions)
 
 
 def start(service: heart.Service) -> None:
@@ -162,10 +151,8 @@ def start(service: heart.Service) -> None:
         accept = call.environ.get("HTTP_ACCEPT", "")
         encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
         with database.reading() as connection:
-            stored = [*stored_figures(connection, call.client_id), hooks_by_state(connection, call.client_id)]
-            if "backup" not in database.advice:  # else another program makes them, and notes nothing
-                stored.append(last_backup(connection))
-        figures = [*counted_figures(collector), *stored, *figures_of_files(database), build(database)]
+            stored = [*stored_figures(database, connection, call.client_id)]
+        figures = [*counted_figures(collector), *stored, *figures_of(database)]
         return heart.whole_answer(200, encode(SimpleNamespace(collect=lambda: figures)), media_type)
 
     service.router.add(get_metrics)

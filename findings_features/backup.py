@@ -114,14 +114,13 @@ def require_replaceable(path: str) -> None:
             )
     if not os.path.lexists(path):
         return
-    ours = False
     with suppress(sqlite3.Error):
         if stat.S_ISREG(os.lstat(path).st_mode):
             with closing(sqlite3.connect(path)) as old:
                 (mark,) = old.execute("PRAGMA application_id").fetchone()
-            ours = mark == heart.APPLICATION_ID or not heart.is_filled(path)
-    if not ours:
-        raise heart.DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
+            if mark == heart.APPLICATION_ID or not heart.is_filled(path):
+                return
+    raise heart.DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
 
 
 def copy_beside(connection: heart.SQLiteConnection, path: str) -> None:

@@ -14,7 +14,7 @@ Cell = tuple[str | None, str | None, str, int]
 
 def select_cells(connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter) -> dict[Cell, int]:
     """Count the rows of a table that match a filter, by cell. Empty cells are left out."""
-    named: dict[str, tuple[str | None, str | None]] = {
+    named = {
         heart.counter_name(table, project_type, wanted.target_url, line): (project_type, line)
         for project_type in ((None,) if wanted.types is None else wanted.types)
         for line in ((heart.MAIN_LINE, None) if wanted.names is None else wanted.names)

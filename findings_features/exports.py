@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -51,41 +51,31 @@ class ListFormat(Struct, frozen=True, kw_only=True):
     whole: bool = False
 
 
-def select_dismissals(connection: heart.Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
-    """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
-    last = "SELECT MAX(seq) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
-    rows = connection.execute(
-        f"""SELECT tasks.id, said.comment FROM tasks
-            JOIN history AS said ON said.client_id = tasks.client_id AND said.task_seq = tasks.seq
-                AND said.seq = ({last} AND comment <> '')
-            WHERE {heart.BY_ID} AND said.seq >= COALESCE(({last} AND from_status <> to_status), 0)""",
-        (client_id, json.dumps(task_ids)),
-    )
-    return dict(rows)
-
-
-def select_known(
-    connection: heart.Connection, client_id: str, baseline: heart.RunKey, task_ids: Sequence[str]
-) -> set[str]:
-    """Return the ids of those of some tasks that a baseline reported."""
-    rows = connection.execute(
-        f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {heart.BY_ID}
-                AND sightings.client_id = tasks.client_id AND sightings.run_seq = ?
-                AND sightings.task_seq = tasks.seq""",
-        (client_id, json.dumps(task_ids), baseline.seq),
-    )
-    return {task_id for (task_id,) in rows}
+LAST = "SELECT MAX(seq) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
+# What was said of tasks, which are dismissed: last, with that or since.
+DISMISSALS = f"""SELECT tasks.id, said.comment FROM tasks
+    JOIN history AS said ON said.client_id = tasks.client_id AND said.task_seq = tasks.seq
+        AND said.seq = ({LAST} AND comment <> '')
+    WHERE {heart.BY_ID} AND said.seq >= COALESCE(({LAST} AND from_status <> to_status), 0)"""
+# Those of some tasks that a run reported.
+REPORTED = f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {heart.BY_ID}
+    AND sightings.client_id = tasks.client_id AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq"""
 
 
 def select_listed(
     connection: heart.Connection, client_id: str, wanted: heart.TaskFilter, tasks: Sequence[heart.TaskHead]
 ) -> list[ListedTask]:
     """Return tasks of a list with what another form than JSON tells besides."""
-    comments = select_dismissals(connection, client_id, [task.id for task in tasks if task.status == "dismissed"])
-    run = wanted.runs[0] if wanted.runs and len(wanted.runs) == 1 else None
-    baseline = gate.find_latest_on_main_line(connection, client_id, run) if run else None
-    known = select_known(connection, client_id, baseline, [task.id for task in tasks]) if baseline else set()
-    return [ListedTask(task, comments.get(task.id), task.id in known if baseline else None) for task in tasks]
+    dismissed = json.dumps([task.id for task in tasks if task.status == "dismissed"])
+    comments = dict(connection.execute(DISMISSALS, (client_id, dismissed)))
+    baseline = None
+    if wanted.runs and len(wanted.runs) == 1:
+        baseline = gate.find_latest_on_main_line(connection, client_id, wanted.runs[0])
+    if baseline is None:
+        return [ListedTask(task, comments.get(task.id)) for task in tasks]
+    all_ids = json.dumps([task.id for task in tasks])
+    known = {task_id for (task_id,) in connection.execute(REPORTED, (client_id, all_ids, baseline.seq))}
+    return [ListedTask(task, comments.get(task.id), task.id in known) for task in tasks]
 
 
 MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent; others' first ones may come beside
@@ -217,24 +207,19 @@ def add(form: ListFormat) -> None:
     heart.REGISTRY.list_exports[form.media_type] = heart.Export(answer=export, query=ExportQuery)
 
 
-TASK_COLUMNS = (
-    *("id", "external_id", "title", "severity", "status", "reason", "assignee", "rule", "location", "tags"),
-    *("project_type", "target_url", "branch", "run_id", "last_run_id"),
-    *("created_at", "updated_at", "last_seen_at", "times_seen"),
+HEADER = (
+    "id,externalId,title,severity,status,reason,assignee,rule,location,tags,projectType,targetUrl,branch,runId,lastRunId,"
+    "createdAt,updatedAt,lastSeenAt,timesSeen"
 )
 
 
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
-    names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
-    yield line_of(names[name] for name in TASK_COLUMNS)
+    fields = {field.encode_name: field.name for field in msgspec.structs.fields(heart.TaskHead)}
+    names = [fields[column] for column in HEADER.split(",")]
+    yield f"{HEADER}\r\n".encode()
     for item in listed:
-        yield line_of(cell(value_of(item.task, name)) for name in TASK_COLUMNS)
-
-
-def line_of(cells: Iterable[str]) -> bytes:
-    """Return a line of CSV."""
-    return f"{','.join(cells)}\r\n".encode()
+        yield f"{','.join(cell(item.task, name) for name in names)}\r\n".encode()
 
 
 # What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
@@ -245,13 +230,12 @@ FORMULA = regex.compile(r"(?r)(?:^|[;,\t\r\n])[\s\p{QMark}\p{C}\p{DI}\u2800;,]*[
 CELL_START = regex.compile(r"(?<=[;,\t\r\n])(?=.)", regex.DOTALL)
 
 
-def value_of(task: heart.TaskHead, name: str) -> Any:
-    """Return a field of a task as one text or number: its tags, which are still JSON, with commas between them."""
-    return ", ".join(heart.tags_in(task.tags)) if name == "tags" else getattr(task, name)
+def cell(task: heart.TaskHead, name: str) -> str:
+    """Return a field of a task as a cell that no spreadsheet runs. Text is quoted; null is an empty cell.
 
-
-def cell(value: str | int | None) -> str:
-    """Return a value as a cell that no spreadsheet runs. Text is quoted; null is an empty cell."""
+    Tags, which are still JSON, have commas between them.
+    """
+    value = ", ".join(heart.tags_in(task.tags)) if name == "tags" else getattr(task, name)
     if not value:
         return ""
     if isinstance(value, int):

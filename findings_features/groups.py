@@ -81,8 +81,6 @@ def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted
     for value, is_main, status, rank, n in select_values(connection, client_id, by):
         if wanted.accepts(bool(is_main), status, rank):
             counts[value, status, rank] += n
-    if by in ("projectType", "targetUrl"):
-        return counts
     having = [(status, rank, n) for (_, status, rank), n in counts.items()]
     if by == "tag":  # a task may have several
         tagged = {heart.TAGGED: (None, heart.MAIN_LINE), heart.TAGGED + heart.BRANCHES: (None, None)}

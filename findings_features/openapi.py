@@ -7,7 +7,7 @@ requests: those of the module, and of each part that is there. Nothing is read f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +25,7 @@ WEAK_TAG = "Another one once anything of the client has changed."
 TEXT, OBJECT = {"type": "string"}, {"type": "object"}
 SENT = {"schema": TEXT, "required": True}  # a header that each such answer has
 ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
+HEADERS_OF_REFUSALS = {401: "WWW-Authenticate", 503: "Retry-After"}
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
     "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
@@ -34,7 +35,7 @@ BARE_REFUSALS = {
 
 def refusals_of(each: heart.Operation) -> list[type[heart.ServiceError]]:
     """Return all errors that an operation can be answered with."""
-    errors: list[type[heart.ServiceError]] = [*ERRORS_OF_ALL, *each.refusals, heart.InvalidParameter]
+    errors = [*ERRORS_OF_ALL, *each.refusals, heart.InvalidParameter]
     if each.level is not None:
         errors += [heart.Unauthorized, heart.Forbidden]
     if each.keyed:
@@ -75,21 +76,13 @@ def described_answers(each: heart.Operation, references: References) -> Json:
         described["200"]["headers"] = headers
     refusals = sorted(refusals_of(each), key=attrgetter("status", "code"))
     for status, errors in itertools.groupby(refusals, attrgetter("status")):
-        described[str(status)] = described_refusal(status, errors, references)
+        described[str(status)] = refusal = {
+            "description": " ".join(f"`{error.code}`: {(error.__doc__ or '').splitlines()[0]}" for error in errors),
+            "content": {heart.PROBLEM_TYPE: {"schema": references[heart.ProblemDetails]}},
+        }
+        if status in HEADERS_OF_REFUSALS:
+            refusal["headers"] = {HEADERS_OF_REFUSALS[status]: SENT}
     return described | BARE_REFUSALS
-
-
-def described_refusal(status: int, errors: Iterable[type[heart.ServiceError]], references: References) -> Json:
-    """Return the description of one status that an operation refuses requests with."""
-    meanings = " ".join(f"`{error.code}`: {(error.__doc__ or '').splitlines()[0]}" for error in errors)
-    headers = {401: "WWW-Authenticate", 503: "Retry-After"}
-    described: Json = {
-        "description": meanings,
-        "content": {heart.PROBLEM_TYPE: {"schema": references[heart.ProblemDetails]}},
-    }
-    if status in headers:
-        described["headers"] = {headers[status]: SENT}
-    return described
 
 
 EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."

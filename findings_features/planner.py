@@ -72,7 +72,7 @@ def plan_marked(connection: heart.Connection, client_id: str, field: str, wanted
     """Plan the list of what has one of the rules (or tags) that a field of a filter names, from the index of those."""
     table, column = ("tasks", "rule") if field == "rules" else ("task_tags", "tag")
     values = getattr(wanted, field)
-    named: dict[str, tuple[str | None, str | None]] = {
+    named = {
         f"{heart.mark_counter(column, value)}{ending}": (value, line)
         for value in values
         for line, ending in ((heart.MAIN_LINE, ""), (None, heart.BRANCHES))

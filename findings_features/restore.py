@@ -19,6 +19,7 @@ import findings_features.backup as backup
 import findings_service as heart
 
 Revoked = Mapping[str, str]  # when keys were revoked, by their ids
+NOT_OURS = "{} is no database of this service, and was left as it is; move it away with its -wal, or name another"
 IN_USE = "{} is open in another process; stop the service, and whatever else uses it, and restore again"
 
 
@@ -40,6 +41,8 @@ def lock(old: heart.SQLiteConnection, path: str, right: heart.Checkpointer) -> R
     """Lock a database for as long as its connection is open, fold its log in, and return its revoked keys.
 
     What SQLite cannot read is locked against services alone, one of which has the right to fold.
+
+    :raises DatabaseUnusable: for what is in use, and for what is no database of this service, be it a damaged one.
     """
     try:
         heart.require_ours(old, path)
@@ -52,7 +55,12 @@ def lock(old: heart.SQLiteConnection, path: str, right: heart.Checkpointer) -> R
         if old.in_transaction:
             return None
         if not heart.is_busy(error):
-            require_damaged(path, error)
+            if not is_damaged(error):
+                raise heart.unusable(path, error) from None
+            with Path(path).open("rb") as file:
+                mark = file.read(72)[68:]  # https://www.sqlite.org/fileformat.html#application_id
+            if mark != heart.APPLICATION_ID.to_bytes(4, "big"):
+                raise heart.DatabaseUnusable(NOT_OURS.format(path)) from None
             if right.try_take():
                 return None
         raise heart.DatabaseUnusable(IN_USE.format(path)) from None
@@ -61,21 +69,6 @@ def lock(old: heart.SQLiteConnection, path: str, right: heart.Checkpointer) -> R
 def is_damaged(error: sqlite3.Error) -> bool:
     """Tell whether `error` is SQLite's word for what cannot be read as a database."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def require_damaged(path: str, error: sqlite3.Error) -> None:
-    """Refuse what could not be locked, unless it is a database of this service that is damaged.
-
-    :raises DatabaseUnusable: then.
-    """
-    if not is_damaged(error):
-        raise heart.unusable(path, error) from None
-    with Path(path).open("rb") as file:
-        mark = file.read(72)[68:]  # https://www.sqlite.org/fileformat.html#application_id
-    if mark != heart.APPLICATION_ID.to_bytes(4, "big"):
-        raise heart.DatabaseUnusable(
-            f"{path} is no database of this service, and was left as it is; move it away with its -wal, or name another"
-        ) from None
 
 
 def copy_verified(file: str, settings: heart.Settings, new: str) -> None:
@@ -125,13 +118,6 @@ def replace(path: str, new: str, name: str) -> None:
     backup.take_place(new, path)
 
 
-def give_away(new: str, path: str) -> None:
-    """Let a file be whose the one is that it replaces, or else the folder: root may restore what is a service's."""
-    with suppress(OSError, AttributeError):  # Windows has no such owners
-        owner = (Path(path) if os.path.lexists(path) else Path(path).parent).stat()
-        os.chown(new, owner.st_uid, owner.st_gid)
-
-
 @click.command()
 @click.argument("file", metavar="BACKUP", type=click.Path(exists=True, dir_okay=False))
 @click.option("--revoke-keys", is_flag=True, help="Revoke all live keys of the backup.")
@@ -151,7 +137,9 @@ def restore(file: str, revoke_keys: bool, db: str) -> None:
             with heart.opened(new, new=True) as fresh, fresh.transaction() as connection:  # and is up to date then
                 heart.begin_epoch(connection)
                 keys = settle_keys(connection, revoked or {}, revoke_all=revoke_keys)
-            give_away(new, path)
+            with suppress(OSError, AttributeError):  # root may restore what is a service's; Windows has no such owners
+                owner = (Path(path) if os.path.lexists(path) else Path(path).parent).stat()
+                os.chown(new, owner.st_uid, owner.st_gid)
             if kept:
                 replace(path, new, kept)
             else:

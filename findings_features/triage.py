@@ -48,12 +48,6 @@ def id_problems(update: TasksUpdate, states: Mapping[str, heart.TaskRow]) -> Ite
         met.add(task_id)
 
 
-def match_problems(update: TasksUpdate) -> list[heart.Problem]:
-    """Tell which ETags are of tasks that a decision is not about."""
-    others = (update.if_match or {}).keys() - set(update.ids)
-    return [heart.Problem("is none of `ids`", heart.json_pointer(["ifMatch", each])) for each in sorted(others)]
-
-
 def select_etags(connection: heart.Connection, client_id: str, task_ids: Iterable[str]) -> dict[str, str]:
     """Return the ETags of those of some tasks that the client has, by their ids."""
     statement = f"SELECT {heart.HEAD_COLUMNS} FROM tasks WHERE {heart.BY_ID}"
@@ -82,7 +76,9 @@ def require_matches(connection: heart.Connection, client_id: str, expected: Mapp
 def patch_tasks(call: heart.Call) -> heart.PendingWrite:
     """Triage several tasks alike: all of them or none."""
     update: TasksUpdate = call.checked_body()
-    unfit = [*heart.decision_problems(update), *match_problems(update)]
+    others = sorted((update.if_match or {}).keys() - set(update.ids))
+    strange = (heart.Problem("is none of `ids`", heart.json_pointer(["ifMatch", other])) for other in others)
+    unfit = [*heart.decision_problems(update), *strange]
 
     def judged(connection: heart.Connection) -> list[heart.TaskRow]:
         rows = heart.select_task_rows(connection, call.client_id, heart.BY_ID, json.dumps(update.ids))

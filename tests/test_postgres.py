@@ -211,39 +211,28 @@ def test_a_database_that_is_none_of_this_version_is_refused(url: str, made: str,
     assert_unusable(url, told)
 
 
-def test_a_user_without_the_right_to_create_is_told_so(postgres: Databases, url: str) -> None:
-    name = f"nobody_{os.getpid()}"
-    postgres.run(f"CREATE ROLE {name} LOGIN")
+def test_a_database_that_is_absent_of_another_encoding_or_not_the_users_is_refused(
+    postgres: Databases, url: str
+) -> None:
+    name, nobody = name_in(url), f"nobody_{os.getpid()}"
+    postgres.run(f"CREATE ROLE {nobody} LOGIN")
+    postgres.run(f"CREATE DATABASE {name}_latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     try:
-        assert_unusable(url.replace(f"{USER}@", f"{name}@"), "permission denied for schema public")
+        assert_unusable(url.replace(f"{USER}@", f"{nobody}@"), "permission denied for schema public")
+        assert_unusable(url.replace(name, f"{name}_latin"), "its encoding is LATIN1, not UTF8")
+        wrong = url.replace(f"{USER}@", f"{USER}:s3cret@").replace(name, "nothing_here")
+        assert_unusable(wrong, 'database "nothing_here" does not exist')
     finally:
-        postgres.run(f"DROP ROLE {name}")
+        postgres.run(f"DROP DATABASE {name}_latin")
+        postgres.run(f"DROP ROLE {nobody}")
 
 
-def test_a_database_that_is_not_there_is_refused(url: str) -> None:
-    wrong = url.replace(f"{USER}@", f"{USER}:s3cret@").replace(name_in(url), "nothing_here")
-    assert_unusable(wrong, 'database "nothing_here" does not exist')
-
-
-def test_a_database_of_another_encoding_is_refused(postgres: Databases, url: str) -> None:
-    name = f"{name_in(url)}_latin"
-    postgres.run(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
-    try:
-        assert_unusable(url.replace(name_in(url), name), "its encoding is LATIN1, not UTF8")
-    finally:
-        postgres.run(f"DROP DATABASE {name}")
-
-
-def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "OLDEST", 10**9)
-    assert_unusable(url, "; 15 or newer is needed")
-
-
-def test_a_database_that_was_there_and_cannot_be_opened_again_is_busy(
-    database: store.PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_is_too_old_is_refused_and_busy_where_its_database_was_in_use(
+    url: str, database: store.PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.disconnect()
     monkeypatch.setattr(store, "OLDEST", 10**9)
+    assert_unusable(url, "; 15 or newer is needed")
     with pytest.raises(heart.Busy, match="cannot be reached"):
         counts(database)
 
@@ -292,14 +281,11 @@ def test_a_url_that_makes_no_sense_is_refused_in_one_line(url: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_the_parameters_of_the_url_win() -> None:
+def test_the_parameters_of_the_url_win_and_are_read_as_libpq_reads_them() -> None:
     address = store.Address.of("postgresql://h/d?connect_timeout=9&application_name=x&options=-cjit%3Don", 10)
     for told in ("connect_timeout=9", "application_name=x", "-c jit=off", "-cjit=on'"):
         assert told in address.conninfo
     assert address.conninfo.index("jit=off") < address.conninfo.index("jit=on")
-
-
-def test_a_parameter_of_the_url_is_read_as_libpq_reads_it() -> None:
     address = store.Address.of("postgresql://h/d?password=a+b%2Bc&pool_size=%33&application_name=", 10)
     told = psycopg.conninfo.conninfo_to_dict(address.conninfo)
     assert (told["password"], address.ours.pool_size, told["application_name"]) == ("a+b+c", 3, "")
@@ -651,18 +637,21 @@ def test_a_connection_that_is_lost_before_commit_undoes_the_transaction_and_duri
     assert counts(database) == {"d": 1}
 
 
-def test_a_reader_whose_backend_is_ended_may_try_again(
+def test_a_reader_whose_server_is_silent_or_ends_the_connection_may_try_again(
     postgres: Databases, url: str, database: store.PostgresDatabase
 ) -> None:
-    def read() -> None:
-        with database.snapshot() as connection:
+    def read(reading: Callable[[], Any], patience: float) -> None:
+        with reading() as connection:
             connection.execute("SELECT 1").fetchall()
-            end_connections(postgres, url)
-            connection.execute("SELECT 1").fetchall()
+            if patience == PATIENCE:
+                end_connections(postgres, url)
+            connection.link.patience = patience
+            connection.execute("SELECT pg_sleep(2)").fetchall()
 
-    with pytest.raises(heart.TryAgain):
-        read()
-    assert counts(database) == {}
+    for reading, patience in ((database.snapshot, PATIENCE), (database.reading, 0.2)):
+        with pytest.raises(heart.TryAgain):
+            read(reading, patience)
+        assert counts(database) == {}
 
 
 def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> None:
@@ -673,20 +662,13 @@ def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> N
     assert counts(database) == {"a": 1}
 
 
-def test_a_server_that_says_nothing_is_given_up(database: store.PostgresDatabase) -> None:
-    def read() -> None:
-        with database.reading() as connection:
-            connection.link.patience = 0.2
-            connection.execute("SELECT pg_sleep(2)").fetchall()
-
-    with pytest.raises(heart.TryAgain):
-        read()
-    assert counts(database) == {}
-
-
-def test_a_full_disk_is_told(database: store.PostgresDatabase) -> None:
+def test_a_full_disk_and_what_is_too_long_for_an_index_are_told(database: store.PostgresDatabase) -> None:
     with pytest.raises(heart.StorageFull, match="disk is full"), database.transaction("one") as connection:
         connection.execute("DO $$ BEGIN RAISE disk_full; END $$").fetchall()
+    scope = "".join(map(chr, range(0x4E00, 0x5600)))  # of which little can be compressed
+    with pytest.raises(heart.ValidationFailed) as refused:
+        add(database, scope)
+    assert "2,500 bytes" in refused.value.problems[0].detail
     assert counts(database) == {}
 
 
@@ -700,14 +682,6 @@ def test_while_a_server_takes_no_more_connections_it_is_busy(own_server: MakeSer
                 others.enter_context(psycopg.connect(server.url))
         with pytest.raises(heart.Busy, match="cannot be reached"):
             counts(database)
-    assert counts(database) == {}
-
-
-def test_what_is_too_long_for_an_index_is_refused(database: store.PostgresDatabase) -> None:
-    scope = "".join(map(chr, range(0x4E00, 0x5600)))  # of which little can be compressed
-    with pytest.raises(heart.ValidationFailed) as refused:
-        add(database, scope)
-    assert "2,500 bytes" in refused.value.problems[0].detail
     assert counts(database) == {}
 
 

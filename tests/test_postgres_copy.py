@@ -138,9 +138,8 @@ def lived(tmp_path: Path) -> tuple[Path, str]:
         use(client, "anna", 6, SITE)
         assert post(client, "webhooks", {"url": "https://hooks.invalid/"}).status_code == 201
         whole = {name: value for name, value in WHOLE_TASK.items() if name != "status"}
-        found = client.add(
-            post(client, "runs", START, "of feature").json["id"], **whole | {"title": ODD, "tags": ["é"]}
-        )
+        odd = {"title": ODD, "tags": ["é"], "formerExternalIds": ["img-alt-0"]}
+        found = client.add(post(client, "runs", START, "of feature").json["id"], **whole | odd)
         client.triage(found, "dismissed", reason="false_positive", comment=ODD)
         with database_of(app).transaction() as connection:
             heart.insert_client(connection, "other")  # with seqs behind those of the first

@@ -129,9 +129,13 @@ def test_a_restore_is_refused_while_anybody_reads(aged: Path, copy: Path, mode: 
     assert content_of(aged) == before
 
 
-def test_a_restored_database_is_the_backup_with_an_epoch_of_its_own(aged: Path, copy: Path) -> None:
-    replaced, epoch = content_of(aged), epoch_of(aged)
-    restore(copy, aged)
+def test_a_restored_database_is_the_backup_with_an_epoch_of_its_own_and_a_link_to_it_stays_one(
+    aged: Path, copy: Path, tmp_path: Path
+) -> None:
+    replaced, epoch, link = content_of(aged), epoch_of(aged), tmp_path / "link.db"
+    link.symlink_to(aged)
+    restore(copy, link)
+    assert link.is_symlink()
     (kept,) = kept_of(aged)
     assert [content_of(aged), content_of(kept)] == [content_of(copy), replaced]
     assert len({epoch, epoch_of(aged), epoch_of(kept)}) == 2
@@ -172,13 +176,6 @@ def test_a_backup_is_restored_where_nothing_was(copy: Path, tmp_path: Path, name
     assert (keys_told(told), kept_of(db)) == ({"tests": "live"}, [])
     assert "is not known here; revoke those once more" in told
     assert content_of(db) == content_of(copy)
-
-
-def test_a_link_to_a_database_stays_one(aged: Path, copy: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.db").symlink_to(aged)
-    restore(copy, tmp_path / "link.db")
-    assert (tmp_path / "link.db").is_symlink()
-    assert content_of(aged) == content_of(copy)
 
 
 def cut(db: Path) -> None:

@@ -22,9 +22,8 @@ def connected(database: store.PostgresDatabase) -> Iterator[store.Link]:
     """Open a separate connection without time limits."""
     with database.beside() as link:
         link.patience = float("inf")
+        link.run("SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
         link.run(f"SET lock_timeout = '{LOCK_TIME}s'")
-        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
-            link.run(f"SET {name} = 0")
         yield link
 
 
@@ -33,7 +32,7 @@ class ServerPlace(copying.Place):
 
     def read(self, sql: str) -> Iterator[Row]:
         """Give the rows of a statement; those that were not asked for yet stay with the server."""
-        with self.connection.cursor("rows") as cursor:
+        with self.connection.link.cursor("rows") as cursor:
             yield from cursor.execute(sql.encode())
 
 
@@ -41,8 +40,7 @@ class ServerTarget(ServerPlace, copying.Target):
     """A server that is filled in one transaction, with the schema there and empty."""
 
     def __init__(self, database: store.PostgresDatabase, link: store.Link, tables: Sequence[Table]) -> None:
-        super().__init__(database.name, link)
-        self.database = database
+        super().__init__(database.name, Unfinished(database, link))
         self.statements = dialect.schema_statements()
         self.names = ", ".join(dialect.tables_of(self.statements))
         version, run = database.version_at(link), link.run
@@ -58,17 +56,12 @@ class ServerTarget(ServerPlace, copying.Target):
             copying.require_empty(self, tables)
             run(f"TRUNCATE {self.names}")  # without which FREEZE is refused
 
-    @property
-    def within(self) -> heart.Connection:
-        """The connection, as the service has one."""
-        return Unfinished(self.database, self.connection)
-
     def fill(self, table: Table, rows: Iterable[Row]) -> None:
         """Store all rows of a table: as such that all can see, which a VACUUM need not find out."""
         row: Row = ()
         text = f"COPY {table.name} ({', '.join(table.columns)}) FROM STDIN (FREEZE)"
         try:
-            with self.connection.cursor().copy(text.encode()) as copy:
+            with self.connection.link.cursor().copy(text.encode()) as copy:
                 for row in rows:
                     copy.write_row(row)
         except psycopg.DataError as error:
@@ -80,16 +73,12 @@ class ServerTarget(ServerPlace, copying.Target):
     def finish(self) -> None:
         """Make the indexes, and let numbering go on behind the last row."""
         super().finish()
-        self.connection.run(f"ANALYZE {self.names}")
+        self.connection.link.run(f"ANALYZE {self.names}")
         for table in dialect.tables_of(each for each in self.statements if " AS IDENTITY" in each):
             used = copying.USED_NUMBERS if table == "history" else table
-            self.connection.run(
+            self.connection.link.run(
                 f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), NULLIF(MAX(seq), 0)) FROM {used}"
             )
-
-    def keep(self) -> None:
-        """Commit."""
-        self.connection.run("COMMIT")
 
 
 class Unfinished(store.PostgresConnection):
@@ -105,11 +94,12 @@ def server_source(database: store.PostgresDatabase) -> Iterator[ServerPlace]:
     """Give what is in a database now."""
     with connected(database) as link:
         link.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        yield ServerPlace(database.name, link)
+        yield ServerPlace(database.name, Unfinished(database, link))
 
 
 @contextmanager
 def server_target(database: store.PostgresDatabase, tables: Sequence[Table]) -> Iterator[ServerTarget]:
-    """Give a new database, or one with an empty schema, of which nothing is changed unless that is kept."""
+    """Give a new database, or one with an empty schema, in which all is committed in the end, unless that fails."""
     with connected(database) as link:
         yield ServerTarget(database, link, tables)
+        link.run("COMMIT")

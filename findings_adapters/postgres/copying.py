@@ -10,6 +10,7 @@ Every table with a client is copied. What is left out has none, and tells of one
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager as Opened
@@ -50,6 +51,15 @@ class Table(Struct, frozen=True):
         return ", ".join(f"{name} {heart.truncate(str(cells[name]))!r}" for name in names)
 
 
+OWNERS = {  # the tables that seqs of these names are of
+    "run_seq": "runs",
+    "branch_seq": "branches",
+    "task_seq": "tasks",
+    "history_seq": "history",
+    "answer_seq": "idempotent_answers",
+}
+
+
 def read_tables() -> list[Table]:
     """Return the tables to copy, in the order of `schema.sql`, in which nothing names a later one."""
     with closing(sqlite3.connect(":memory:")) as fresh:
@@ -58,19 +68,16 @@ def read_tables() -> list[Table]:
             """SELECT name FROM sqlite_master AS tables WHERE type = 'table' AND (name = 'clients' OR EXISTS (
                    SELECT 1 FROM pragma_table_info(tables.name) WHERE name = 'client_id')) ORDER BY rowid"""
         )
-        return [read_table(fresh, name) for (name,) in names.fetchall()]
-
-
-def read_table(fresh: sqlite3.Connection, name: str) -> Table:
-    """Return a table of a database with the schema."""
-    found = fresh.execute("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,)).fetchall()
-    columns = [column for column, _ in found]
-    key = [column for column, place in sorted(found, key=lambda each: each[1]) if place]
-    client = "id" if name == "clients" else "client_id"
-    owners = {"run_seq": "runs", "branch_seq": "branches", "task_seq": "tasks", "history_seq": "history", "seq": name}
-    owners["answer_seq"] = "idempotent_answers"
-    numbers = {place: owners[column] for place, column in enumerate(columns) if column in owners}
-    return Table(name, columns, key, columns.index(client), numbers)
+        tables = list[Table]()
+        for (name,) in names.fetchall():
+            found = fresh.execute("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,)).fetchall()
+            columns = [column for column, _ in found]
+            key = [column for place, column in sorted((place, column) for column, place in found) if place]
+            client = "id" if name == "clients" else "client_id"
+            owners = OWNERS | {"seq": name}
+            numbers = {place: owners[column] for place, column in enumerate(columns) if column in owners}
+            tables.append(Table(name, columns, key, columns.index(client), numbers))
+        return tables
 
 
 # The ends of a copy
@@ -97,14 +104,9 @@ class Place:
 
 
 class Target(Place):
-    """Where rows are stored, all or none: until `keep`, nobody sees any."""
+    """Where rows are stored, all or none: until who gives it keeps them, nobody sees any."""
 
     statements: Sequence[str]  # that make the schema
-
-    @property
-    def within(self) -> heart.Connection:
-        """The connection, as the service has one."""
-        return self.connection  # type: ignore[no-any-return]
 
     def make(self, *, indexes: bool) -> None:
         """Make the tables, or the indexes, which are quicker to make when all rows are there."""
@@ -120,10 +122,7 @@ class Target(Place):
     def finish(self) -> None:
         """Make what is wanted once all rows are there."""
         self.make(indexes=True)
-        heart.begin_epoch(self.within)
-
-    def keep(self) -> None:
-        """Make it durable, and let others see it."""
+        heart.begin_epoch(self.connection)
 
 
 # Numbers of the history that are not given again: a webhook's place may be after the last entry that is left.
@@ -136,8 +135,8 @@ class FileTarget(Target):
 
     statements = tuple(heart.statements_of(heart.schema_path().read_text("utf-8")))
 
-    def __init__(self, name: str, path: str, partial: str, tables: Sequence[Table]) -> None:
-        self.path, self.partial, self.tables = path, partial, tables
+    def __init__(self, name: str, path: str, partial: str) -> None:
+        self.path, self.partial = path, partial
         super().__init__(name, self._connect())
         self.connection.execute("BEGIN")
         self.make(indexes=False)
@@ -146,8 +145,7 @@ class FileTarget(Target):
         """Open the file. There is no way back in it: what fails is dropped."""
         connection = sqlite3.connect(self.partial, isolation_level=None, factory=heart.SQLiteConnection)
         backup.copy_beside(connection, self.path)
-        for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE}"):
-            connection.execute(f"PRAGMA {setting}")
+        connection.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{CACHE}")
         return connection
 
     def finish(self) -> None:
@@ -158,18 +156,8 @@ class FileTarget(Target):
             f"INSERT INTO sqlite_sequence SELECT 'history', COALESCE(MAX(seq), 0) FROM {USED_NUMBERS}"
         )
         self.connection.execute("COMMIT")
-        self.close()
-        self.connection = self._connect()
-
-    def close(self) -> None:
-        """Leave the file."""
         self.connection.close()
-
-    def keep(self) -> None:
-        """Let the file take its place."""
-        self.close()
-        require_new(self.path, self.tables)
-        backup.put_in_place(self.partial, self.path)
+        self.connection = self._connect()
 
 
 def require_new(path: str, tables: Sequence[Table]) -> None:
@@ -200,15 +188,21 @@ def file_source(database: heart.SQLiteDatabase) -> Iterator[Place]:
 
 @contextmanager
 def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iterator[FileTarget]:
-    """Give a new file, of which nothing is left unless it is kept."""
+    """Give a new file, which takes its place in the end; where that fails, nothing is left of it."""
     path = database.settings.db
     require_new(path, tables)
-    with backup.new_file(path) as partial, closing(FileTarget(database.name, path, partial, tables)) as target:
-        yield target
+    with backup.new_file(path) as partial:
+        target = FileTarget(database.name, path, partial)
+        try:
+            yield target
+        finally:
+            target.connection.close()
+        require_new(path, tables)
+        backup.put_in_place(partial, path)
 
 
 def ends_at(database: heart.Database) -> tuple[Callable[..., Opened[Place]], Callable[..., Opened[Target]]]:
-    """Return what gives that which is in a database now, and a new one, of which nothing is left unless it is kept."""
+    """Return what gives that which is in a database now, and a new one, which is kept unless what is done fails."""
     if isinstance(database, heart.SQLiteDatabase):
         return file_source, file_target
     from findings_adapters.postgres import bulk
@@ -257,8 +251,7 @@ def moved(rows: Iterable[Row], table: Table, shifts: Shifts, sign: int = 1) -> I
 class Tally:
     """How many rows a table has, and the sum of their checksums, which no order changes."""
 
-    def __init__(self) -> None:
-        self.count = self.checksum = 0
+    count = checksum = 0
 
     def seen(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Give rows on, counted. A text and a number are never the same; so neither are two rows that differ."""
@@ -267,14 +260,6 @@ class Tally:
             digest = blake2b(msgspec.msgpack.encode(row), digest_size=16).digest()
             self.checksum += int.from_bytes(digest, "little")
             yield row
-
-
-def difference(name: str, read: Tally, stored: Tally) -> list[str]:
-    """Tell whether something else stands in a table than was read."""
-    if read.count != stored.count:
-        return [f"{name}: {read.count:,} rows were read, and {stored.count:,} are there"]
-    differs = read.checksum != stored.checksum
-    return [f"{name}: {read.count:,} rows are there, but not all as they were read"] if differs else []
 
 
 def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: Shifts) -> Mapping[str, int]:
@@ -289,32 +274,26 @@ def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: 
             target.fill(table, moved(read[table.name].seen(source.rows(table)), table, shifts))
             bar.update(1)
         for (version,) in source.read("SELECT unicode_version FROM folding"):
-            migrations.note_folding(target.within, version)
+            migrations.note_folding(target.connection, version)
         target.finish()
         for table in tables:
-            stored = Tally()
+            was, stored = read[table.name], Tally()
             for _ in stored.seen(moved(target.rows(table), table, shifts, -1)):
                 pass
-            wrong += difference(table.name, read[table.name], stored)
+            if was.count != stored.count:
+                wrong.append(f"{table.name}: {was.count:,} rows were read, and {stored.count:,} are there")
+            elif was.checksum != stored.checksum:
+                wrong.append(f"{table.name}: {was.count:,} rows are there, but not all as they were read")
             bar.update(1)
         audit.refuse_for(wrong, f"what stands in {target.name} is not what was read; the copy was dropped")
         audit.refuse_for(
-            list(audit.integrity_errors(target.within)),
+            list(audit.integrity_errors(target.connection)),
             "every row was copied as it is, so that the copy has these faults, too; the copy was dropped",
         )
     return {name: tally.count for name, tally in read.items()}
 
 
 # The command
-
-
-def require_two(source: heart.Database, target: heart.Database) -> None:
-    """Refuse a target that belongs to the source. :raises click.ClickException: then."""
-    belongs = {source.location}
-    if isinstance(source, heart.SQLiteDatabase):
-        belongs = backup.files_of(source.location)
-    if target.location in belongs:
-        raise click.ClickException(f"{target.name} belongs to what is copied; name another database")
 
 
 def named(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -324,36 +303,26 @@ def named(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
+end_option = functools.partial(click.option, required=True, metavar="DATABASE", callback=named)
+
+
 @click.command(
     epilog="Stop the service before, or what is written meanwhile is not in the copy. Nothing is ever written over, and"
     " of a copy that fails nothing is left."
 )
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    metavar="DATABASE",
-    callback=named,
-    help="What is copied: a file, or a postgresql:// URL.",
-)
-@click.option(
-    "--to",
-    "target",
-    required=True,
-    metavar="DATABASE",
-    callback=named,
-    help="Where to: a new file, or a URL of a database without data of the service.",
-)
+@end_option("--from", "source", help="What is copied: a file, or a postgresql:// URL.")
+@end_option("--to", "target", help="Where to: a new file, or a URL of a database without data of the service.")
 def copy(source: str, target: str) -> None:
     """Copy a database to another, also to PostgreSQL and back. The copy is of one moment, and verified."""
     tables = read_tables()
     with backup.interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
-        require_two(old, new)
+        of_source = backup.files_of(old.location) if isinstance(old, heart.SQLiteDatabase) else {old.location}
+        if new.location in of_source:
+            raise click.ClickException(f"{new.name} belongs to what is copied; name another database")
         read, fill = ends_at(old)[0], ends_at(new)[1]
         with read(old) as place, fill(new, tables) as copied:
             shifts = find_shifts(place, tables) if isinstance(new, heart.SQLiteDatabase) else {}
             counts = copy_tables(place, copied, tables, shifts)
-            copied.keep()
     heart.write_table(("TABLE", "        ROWS"), [(name, f"{count:12,}") for name, count in counts.items()], err=True)
     if shifted := [name for name, by_client in shifts.items() if by_client]:
         click.echo(

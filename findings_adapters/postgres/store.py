@@ -17,7 +17,7 @@ import time
 import typing
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -52,8 +52,6 @@ FULL = {
     "XX002": "it is damaged",
 }
 UNDONE = ("40001", "40P01")  # by the server, because of what others wrote
-
-Told = TypeVar("Told")
 
 
 class PostgresError(Exception):
@@ -107,9 +105,9 @@ def complaint(error: psycopg.Error) -> str:
         if error.sqlstate in (NO_RIGHT, NO_SCHEMA):
             more = "its user needs a schema to create tables in, or tables of its own there"
         return ": ".join(part.rstrip(".") for part in (said.message_primary, more) if part)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
     reasons = [line for line in lines if "failed: " in line] or lines[:1]
-    return reasons[-1].rpartition("connection failed: ")[2] if reasons else type(error).__name__
+    return reasons[-1].rpartition("connection failed: ")[2].strip()
 
 
 # Where the database is
@@ -158,28 +156,20 @@ class Address(NamedTuple):
             ours = msgspec.convert({name: unquote(value) for name, value in given}, Ours, strict=False)
         except msgspec.ValidationError as error:
             raise heart.ConfigurationError(f"FINDINGS_DB: {error}") from None
-        session = {
-            "statement_timeout": f"{STATEMENT_TIME * 1000:.0f}",
-            "lock_timeout": f"{max(1.0, lock_patience * 1000):.0f}",
-            "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION * 1000:.0f}",
-            "tcp_keepalives_idle": "10",  # the server, too, notices a peer that is gone
-            "tcp_keepalives_interval": "5",
-            "tcp_keepalives_count": "3",
-            "jit": "off",
-        }
-        options = [*(f"-c {name}={value}" for name, value in session.items()), str(told.pop("options", ""))]
-        defaults = {
-            "application_name": "findings-service",
-            "client_encoding": "UTF8",
-            "connect_timeout": str(CONNECT_TIME),
-            "keepalives_idle": "10",
-            "keepalives_interval": "5",
-            "keepalives_count": "3",
-            "tcp_user_timeout": "25000",
-            "target_session_attrs": "read-write" if "," in str(told.get("host", "")) else "any",
-        }
+        options = (
+            f"-c statement_timeout={STATEMENT_TIME * 1000:.0f} -c lock_timeout={max(1.0, lock_patience * 1000):.0f}"
+            f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION * 1000:.0f}"
+            # The server, too, notices a peer that is gone.
+            " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+            f" -c jit=off {told.pop('options', '')}"
+        )
+        wanted = "read-write" if "," in str(told.get("host", "")) else "any"
+        defaults = (
+            f"application_name=findings-service client_encoding=UTF8 connect_timeout={CONNECT_TIME} keepalives_idle=10"
+            f" keepalives_interval=5 keepalives_count=3 tcp_user_timeout=25000 target_session_attrs={wanted}"
+        )
         name = f"postgresql://{user.partition(':')[0] if at else user}{at}{rest}{'?' if shown else ''}{'&'.join(shown)}"
-        return cls(conninfo.make_conninfo("", **{**defaults, **told, "options": " ".join(options)}), name, ours)
+        return cls(conninfo.make_conninfo(defaults, **{**told, "options": options}), name, ours)
 
 
 # Connections
@@ -221,22 +211,20 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
         """Run a statement in PostgreSQL's own words."""
         return self.execute(sql.encode(), values or None)
 
-    def wait(self, gen: Generator[Any, Any, Told], *given: Any, **named: Any) -> Told:
+    def wait(self, gen: Generator[Any, Any, Any], *given: Any, **named: Any) -> Any:
         """Wait for the server. :raises psycopg.OperationalError: when it says nothing for too long."""
         return super().wait(self._given_up(gen), *given, **named)
 
-    def _given_up(self, gen: Generator[Any, Any, Told]) -> Generator[Any, Any, Told]:
-        end = time.monotonic() + self.patience
+    def _given_up(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        end, ready = time.monotonic() + self.patience, None
         try:
-            wanted = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield gen.send(ready)
                 if not ready and time.monotonic() > end:
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"the server has said nothing for {self.patience:g} s")
-                wanted = gen.send(ready)
         except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+            return done.value
 
     def is_there(self) -> bool:
         """Tell whether the server is: it is asked where it has said something by itself, and after a while without use.
@@ -481,22 +469,20 @@ class PostgresDatabase(heart.Database):
                     heart.log.error("%s", error)
                     raise heart.Busy(UNREACHED) from None
                 ABANDONED.append(self._pool)
-                self._pid, self._pool, self._reached = os.getpid(), self._new_pool(), True
+                self._pool = ConnectionPool(
+                    self.address.conninfo,
+                    connection_class=Link,
+                    kwargs={"autocommit": True},
+                    min_size=0,
+                    max_size=self.threads,
+                    configure=self._configure,
+                    max_idle=IDLE,
+                    max_lifetime=LIFETIME,
+                    reconnect_timeout=RECONNECTING,
+                    open=True,
+                )
+                self._pid, self._reached = os.getpid(), True
             return self._pool
-
-    def _new_pool(self) -> ConnectionPool[Link]:
-        return ConnectionPool(
-            self.address.conninfo,
-            connection_class=Link,
-            kwargs={"autocommit": True},
-            min_size=0,
-            max_size=self.address.ours.pool_size,
-            configure=self._configure,
-            max_idle=IDLE,
-            max_lifetime=LIFETIME,
-            reconnect_timeout=RECONNECTING,
-            open=True,
-        )
 
     @contextmanager
     def _connection(self, begin: str = "", *, read_only: bool = True) -> Iterator[PostgresConnection]:
@@ -518,35 +504,33 @@ class PostgresDatabase(heart.Database):
             if error.sqlstate == READ_ONLY:  # another connection may lead to another server
                 link.close()
             raise NobodyKnows if ending and not read_only and is_lost(error) else known_failure(error) from None
-        finally:
-            self._give(pool, link)
+        finally:  # it is given back with nothing under way
+            link.pipe, link.used, link.patience = None, time.monotonic(), STATEMENT_TIME + SILENCE
+            if link.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                with suppress(psycopg.Error):
+                    link.rollback()
+            self._in_use.discard(link)
+            pool.putconn(link)
         if told and not read_only and told.statusmessage != "COMMIT":
             raise PostgresError("a transaction was undone without a word")
         if not read_only and link.warnings != warnings:
             # A synchronous standby was not waited for (https://www.postgresql.org/docs/15/warm-standby.html).
             raise NobodyKnows
 
-    def _take(self, pool: ConnectionPool[Link], end: float = 0) -> Link:
+    def _take(self, pool: ConnectionPool[Link]) -> Link:
         """Return a connection that is there. :raises heart.Busy: when none is in time."""
-        end = end or time.monotonic() + self.settings.busy_timeout
-        try:
-            while not (link := pool.getconn(min(RECONNECTING, end - time.monotonic()))).is_there():
-                pool.putconn(link)
-        except PoolTimeout:
-            if self._in_use and time.monotonic() < end:
-                return self._take(pool, end)
-            raise heart.Busy(UNREACHED) from None
-        self._in_use.add(link)
-        return link
-
-    def _give(self, pool: ConnectionPool[Link], link: Link) -> None:
-        """Give a connection back, with nothing under way."""
-        link.pipe, link.used, link.patience = None, time.monotonic(), STATEMENT_TIME + SILENCE
-        if link.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            with suppress(psycopg.Error):
-                link.rollback()
-        self._in_use.discard(link)
-        pool.putconn(link)
+        end = time.monotonic() + self.settings.busy_timeout
+        while True:
+            try:
+                link = pool.getconn(min(RECONNECTING, end - time.monotonic()))
+            except PoolTimeout:
+                if self._in_use and time.monotonic() < end:
+                    continue
+                raise heart.Busy(UNREACHED) from None
+            if link.is_there():
+                self._in_use.add(link)
+                return link
+            pool.putconn(link)
 
     # Reading
 
@@ -632,10 +616,10 @@ class PostgresDatabase(heart.Database):
 
         :raises heart.DatabaseUnusable: when it is none of ours, or one that this program does not open.
         """
+        if not link.run("SELECT 1 WHERE to_regclass($1) IS NOT NULL", dialect.VERSION_TABLE).fetchall():
+            return None
         try:
             row = link.run(f"SELECT version FROM {dialect.VERSION_TABLE} WHERE id = 1").fetchone()
-        except psycopg.errors.UndefinedTable:
-            return None
         except psycopg.errors.UndefinedColumn:
             row = None
         if row is None or not isinstance(row[0], int):
@@ -657,18 +641,15 @@ class PostgresDatabase(heart.Database):
         """Create the schema, or take the steps that lead to it, all of it or nothing, in one process of many."""
         link.patience = float("inf")
         with link.transaction():
-            for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
-                link.run(f"SET LOCAL {name} = 0")
+            link.run("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
+            link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
             self.lock_schema(link)
-            there = link.run("SELECT to_regclass($1) IS NOT NULL", dialect.VERSION_TABLE).fetchall()[0][0]
-            version = self.version_at(link) if there else None
-            statements, steps = dialect.schema_statements(), heart.steps_from(self.name, version or 0)
+            version = self.version_at(link)
+            steps = heart.steps_from(self.name, version or 0)
             if version is None:
                 self.require_empty(link)
-                statements = [dialect.MAKE_VERSION_TABLE, *statements]
-            else:
-                statements = [*dialect.steps_of(version), *statements]
-            for statement in statements:
+            before = [dialect.MAKE_VERSION_TABLE] if version is None else dialect.steps_of(version)
+            for statement in (*before, *dialect.schema_statements()):
                 link.run(statement)
             heart.fill(PostgresConnection(self, link), steps)
             link.run(

@@ -165,18 +165,13 @@ class CommitScheduler:
         write = Write(pending, loop.create_future())
         self._waiting.append(write)
         loop.call_soon(self._bell.set)  # behind the requests that came together with this one
-        expiry = loop.call_later(max(SHORTEST_WAIT, self.database.settings.busy_timeout), self._expire, write)
-        try:
-            return await write.future
-        finally:
-            expiry.cancel()
-
-    def _expire(self, write: Write) -> None:
-        """Refuse a write that is still in the queue; the writer thread may take it at the same time."""
-        with suppress(ValueError):
-            self._waiting.remove(write)
-            write.answer = heart.problem_answer(heart.Busy("Other requests, or another process, write for too long"))
-            self._settle([write])
+        patience = max(SHORTEST_WAIT, self.database.settings.busy_timeout)
+        answered, _ = await asyncio.wait([write.future], timeout=patience)
+        if not answered:
+            with suppress(ValueError):  # the writer thread may take it at the same time
+                self._waiting.remove(write)
+                return heart.problem_answer(heart.Busy("Other requests, or another process, write for too long"))
+        return await write.future
 
     def _work(self) -> None:
         while self._waiting or not self._stopping:
@@ -211,17 +206,13 @@ class CommitScheduler:
             for write in group:
                 write.answer = heart.problem_answer(heart.as_service_error(error, write.pending.call.environ))
         else:
-            self._tell(len(group))
+            try:
+                for listener in self._listeners.committed:
+                    listener(len(group))
+            except BaseException as error:  # what they do with that is no reason to leave anybody waiting
+                heart.log.error("counting a group failed", exc_info=error)
         if group:
             self._settle(group)
-
-    def _tell(self, size: int) -> None:
-        """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""
-        try:
-            for listener in self._listeners.committed:
-                listener(size)
-        except BaseException as error:
-            heart.log.error("counting a group failed", exc_info=error)
 
     def _settle(self, writes: Sequence[Write]) -> None:
         """Have the event loop give requests their answers, unless their clients have gone."""

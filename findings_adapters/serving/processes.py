@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import findings_service as heart
 from findings_adapters.serving import commits, rsgi
 
+Greeting = Callable[[], object]  # what says that the service answers
 WAITING_LINES = 10_000  # of the access log
 LAST_LINES = 1.0  # seconds that there are to write them at the end
 
@@ -81,7 +82,7 @@ class JSONLines(logging.Formatter):
         return as_json(super().format(record))
 
 
-def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
+def announce(host: str, port: int, greeting: Greeting, ended: threading.Event) -> None:
     """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
     while not ended.wait(0.01):
         with suppress(OSError, HTTPException, heart.DatabaseUnusable, *heart.ENGINE_ERRORS):
@@ -146,7 +147,7 @@ READ_AHEAD = 128 * heart.KIB  # bytes of a connection that wait to be taken, and
 
 
 async def serve_until_stopped(
-    app: Any, host: str, port: int, greeting: Callable[[], object] | None, *parent: int, interface: str = "rsgi"
+    app: Any, host: str, port: int, greeting: Greeting | None, *parent: int, interface: str = "rsgi"
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
@@ -207,9 +208,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def run_worker(
-    service: heart.Service, host: str, port: int, greeting: Callable[[], object] | None, *parent: int
-) -> None:
+def run_worker(service: heart.Service, host: str, port: int, greeting: Greeting | None, *parent: int) -> None:
     """Serve with this process."""
     service.database.run_maintenance()  # with which what is there now is open, before something else may take its place
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
@@ -232,7 +231,7 @@ def ask_to_stop(written: int) -> None:
         os.write(written, b"\0")
 
 
-def run_workers(service: heart.Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
+def run_workers(service: heart.Service, host: str, port: int, greeting: Greeting, count: int) -> None:
     """Serve with several processes on one port, which this one begins and waits for.
 
     :raises ChildProcessError: when one of them died by itself; then all stop.

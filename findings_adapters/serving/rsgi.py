@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import findings_service as heart
@@ -54,13 +54,6 @@ class BodyBudget:
             self._held += Counter()  # forgets clients that hold nothing
 
 
-@lru_cache(maxsize=256)
-def environ_name(header: str) -> str:
-    """Return what WSGI calls a header (PEP 3333)."""
-    name = header.upper().replace("-", "_")
-    return name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
-
-
 def environ_of(scope: Any) -> dict[str, Any]:
     """Return what the service asks of the WSGI environment of a request, without its body.
 
@@ -75,19 +68,13 @@ def environ_of(scope: Any) -> dict[str, Any]:
     }
     for header in scope.headers.keys():  # noqa: SIM118 - items() leaves out what is no ASCII, and so would lose a key
         if "_" not in header:
-            environ[environ_name(header)] = ",".join(scope.headers.get_all(header))
+            name = header.upper().replace("-", "_")  # with which WSGI has it (PEP 3333)
+            name = name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
+            environ[name] = ",".join(scope.headers.get_all(header))
         elif header == "findings_user":
             environ[heart.USER] = ""
     environ.pop("HTTP_HOST", None)
     return environ
-
-
-def without_body(answer: heart.Answer) -> heart.Answer:
-    """Return an answer as HEAD gets it (RFC 9110, 9.3.2)."""
-    if answer.document:
-        answer.document.close()
-    length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
-    return heart.Answer(answer.status, {**length, **answer.headers})
 
 
 SMALL_BODY = 16 * heart.KIB  # bytes of a body that is parsed on the event loop, and counts in no budget
@@ -231,32 +218,32 @@ class RSGIApp:
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
         with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
-            await self._serve(scope, protocol)
-
-    async def _serve(self, scope: Any, protocol: Any) -> None:
-        began = time.perf_counter()
-        call = heart.Call(self._service, environ_of(scope), scope.path)
-        body = IncomingBody(scope, protocol, self._service.settings.body_timeout)
-        try:
-            answer = await self._answer(call, body)
-            if isinstance(answer, heart.Held):
-                answer = await self._hold(call, answer, protocol)
-        except heart.Busy as busy:
-            answer = heart.problem_answer(busy)
-        if scope.method == "HEAD":
-            answer = without_body(answer)
-        size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
-        for listener in self._service.listeners.answered:
-            listener(call, answer.status, size, time.perf_counter() - began)
-        if scope.method == "HEAD":
-            protocol.response_empty(answer.status, [*answer.headers.items()])
-        elif answer.document is None:  # granian counts the body itself
-            headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
+            began = time.perf_counter()
+            call = heart.Call(self._service, environ_of(scope), scope.path)
+            body = IncomingBody(scope, protocol, self._service.settings.body_timeout)
+            try:
+                answer = await self._answer(call, body)
+                if isinstance(answer, heart.Held):
+                    answer = await self._hold(call, answer, protocol)
+            except heart.Busy as busy:
+                answer = heart.problem_answer(busy)
+            if scope.method == "HEAD":  # which gets no body (RFC 9110, 9.3.2)
+                length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
+                if answer.document:
+                    answer.document.close()
+                answer = heart.Answer(answer.status, {**length, **answer.headers})
+            size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
+            for listener in self._service.listeners.answered:
+                listener(call, answer.status, size, time.perf_counter() - began)
+            if scope.method == "HEAD":
+                protocol.response_empty(answer.status, [*answer.headers.items()])
+            elif answer.document is None:  # granian counts the body itself
+                headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
+                if body.rest_comes:
+                    headers.append(("Connection", "close"))
+                protocol.response_bytes(answer.status, headers, answer.body)
             if body.rest_comes:
-                headers.append(("Connection", "close"))
-            protocol.response_bytes(answer.status, headers, answer.body)
-        if body.rest_comes:
-            await body.drain(DRAINING_UNKNOWN if call.principal is heart.NOBODY else DRAINING)
+                await body.drain(DRAINING_UNKNOWN if call.principal is heart.NOBODY else DRAINING)
 
     async def _send_document(self, answer: heart.Answer, protocol: Any) -> int:
         """Send a document as its client takes it, and return how many bytes went out. Others come between.
@@ -266,9 +253,8 @@ class RSGIApp:
         """
         loop, size = asyncio.get_running_loop(), 0
         listened, written = os.pipe()
-        if hasattr(fcntl, "F_SETPIPE_SZ"):  # where pages are large, a pipe holds more
-            with suppress(OSError):  # of a user with so many pipes that new ones are small
-                fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, heart.DOCUMENT_PIECE)
+        with suppress(OSError, AttributeError):  # of a user with so many pipes that new ones are small; of macOS
+            fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, heart.DOCUMENT_PIECE)  # where pages are large, a pipe holds more
         transport, pipe = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
         )
@@ -294,8 +280,12 @@ class RSGIApp:
 
     async def _answer(self, call: heart.Call, body: IncomingBody) -> heart.Answer:
         """Take a request through its steps. What is not soon done goes to a thread, and what writes to who commits."""
-        if call.own_path == "/healthz":
-            return await self._probe(call)
+        if call.own_path == "/healthz":  # which asks how the database is: that may have to be waited for
+            probing = self._threads["probe"].run(call, partial(call.respond, lambda _: heart.Body()))
+            try:
+                return await asyncio.wait_for(probing, heart.HEALTH_TIME)
+            except TimeoutError:
+                raise heart.Busy(OTHERS_WAIT) from None
         given = await self._take(call, partial(call.begin, None if body.rest_comes else heart.Body()))
         if given is not None:
             return await self._finish(call, given)
@@ -340,11 +330,3 @@ class RSGIApp:
             for each in ends:
                 each.cancel()
         return answer
-
-    async def _probe(self, call: heart.Call) -> heart.Answer:
-        """Return the answer to who asks how the database is, which may have to be waited for."""
-        try:
-            answering = self._threads["probe"].run(call, partial(call.respond, lambda _: heart.Body()))
-            return await asyncio.wait_for(answering, heart.HEALTH_TIME)
-        except TimeoutError:
-            return heart.problem_answer(heart.Busy(OTHERS_WAIT))

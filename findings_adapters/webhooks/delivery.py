@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Self
 
 import findings_service as heart
@@ -38,20 +38,11 @@ VERDICTS = 16  # on finished runs that are kept for other hooks
 # The store
 
 
-def take_lease(connection: heart.Connection, holder: str) -> bool:
-    """Take the lease, or renew it. Return whether it is ours.
-
-    One that ends too far from now was taken before somebody set a clock back, and is over, too.
-    """
-    written = connection.execute(
-        """INSERT INTO delivery_lease (id, holder, expires_at) VALUES (1, ?, ?)
-           ON CONFLICT (id) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at
-           WHERE delivery_lease.holder = excluded.holder OR delivery_lease.expires_at NOT BETWEEN ? AND ?""",
-        (holder, heart.timestamp(ago=-LEASE), heart.timestamp(), heart.timestamp(ago=-2 * LEASE)),
-    )
-    return written.rowcount == 1
-
-
+# Takes the lease, or renews it. One that ends too far from now was taken before somebody set a clock back, and is over,
+# too.
+TAKE_LEASE = """INSERT INTO delivery_lease (id, holder, expires_at) VALUES (1, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at
+    WHERE delivery_lease.holder = excluded.holder OR delivery_lease.expires_at NOT BETWEEN ? AND ?"""
 # An attempt later than the longest pause was noted while the clock was ahead, and is due.
 MAY_BE_DUE = "state = 'on' AND (next_attempt_at IS NULL OR next_attempt_at NOT BETWEEN ? AND ?)"
 
@@ -71,13 +62,11 @@ def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outco
     attempts = hook.attempts + 1 if seq == hook.history_seq + 1 else 1  # else those were of another, which is gone
     is_over = outcome.status == GONE or attempts > len(RETRY_PAUSES)
     later = None if is_over else heart.timestamp(ago=-max(RETRY_PAUSES[attempts - 1], outcome.asked))
+    state = "off" if is_over else "on"
     changed = connection.execute(
         """UPDATE webhooks SET history_seq = ?, attempts = ?, next_attempt_at = ?, last_error = ?, state = ?
            WHERE client_id = ? AND id = ? AND history_seq = ? AND attempts = ?""",
-        (
-            *(seq - 1, attempts, later, outcome.error, "off" if is_over else "on"),
-            *(*hook.key, hook.history_seq, hook.attempts),
-        ),
+        (seq - 1, attempts, later, outcome.error, state, *hook.key, hook.history_seq, hook.attempts),
     )
     if is_over and changed.rowcount:
         client_id, hook_id = hook.key
@@ -94,8 +83,8 @@ class Deliverer:
         self._service, self._database = service, service.database
         self._holder = secrets.token_hex(16)
         self._leased_until = self._ask_at = 0.0  # as time.monotonic has it
-        # Where each hook stood, and the entry up to which it wanted nothing then.
-        self._looked_at: dict[hooks.HookKey, tuple[int, int]] = {}
+        # The entry up to which each hook wanted nothing, by where it stood then.
+        self._looked_at: dict[hooks.HookKey, dict[int, int]] = {}
         self._under_way: dict[hooks.HookKey, Future[None]] = {}
         self._judging = threading.Lock()
         self._verdict = lru_cache(VERDICTS)(self._select_verdict)
@@ -107,10 +96,7 @@ class Deliverer:
         self._looking.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """End, and give the lease back. What is under way has a moment, and is else sent again another time."""
         self._stopping.set()
         if self._looking.is_alive():
@@ -118,10 +104,11 @@ class Deliverer:
         wait(self._under_way.values(), LAST_ATTEMPTS)
         self._ended = True  # for what is left behind: the database is closed now
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if not self._leased_until:
-            return
-        with suppress(Exception), self._database.transaction(patience=LOCK_PATIENCE) as connection:  # else it runs out
-            connection.execute("DELETE FROM delivery_lease WHERE holder = ?", (self._holder,))
+        if self._leased_until:
+            with suppress(Exception), self._database.transaction(patience=LOCK_PATIENCE) as connection:
+                connection.execute("DELETE FROM delivery_lease WHERE holder = ?", (self._holder,))  # else it runs out
+
+    __exit__ = stop
 
     def _work(self) -> None:
         while not self._stopping.wait(LOOK_PAUSE):
@@ -138,30 +125,27 @@ class Deliverer:
     def look(self) -> Iterable[Future[None]]:
         """Have delivered what is due, where it is this process that does. Return what is under way."""
         self._under_way = {key: each for key, each in self._under_way.items() if not each.done()}
-        due = self._due()
+        with self._database.reading() as connection:
+            now, latest = heart.timestamp(), heart.timestamp(ago=-RETRY_PAUSES[-1])
+            waiting = hooks.select_hooks(connection, MAY_BE_DUE, now, latest)
+        news = (hook.key for hook in waiting if hook.newest > self._looked_to(hook))
+        due = [key for key in news if key not in self._under_way]
         if (due or self._under_way) and self._hold_lease():
             self._under_way |= {key: self._threads.submit(self._serve, key) for key in due}
         return self._under_way.values()
 
-    def _due(self) -> list[hooks.HookKey]:
-        """Return the hooks that something has happened for, but for those that are served now."""
-        with self._database.reading() as connection:
-            now, latest = heart.timestamp(), heart.timestamp(ago=-RETRY_PAUSES[-1])
-            waiting = hooks.select_hooks(connection, MAY_BE_DUE, now, latest)
-        news = [hook.key for hook in waiting if hook.newest > self._looked_to(hook)]
-        return [key for key in news if key not in self._under_way]
-
     def _looked_to(self, hook: hooks.Hook) -> int:
         """Return the entry up to which a hook is known to want nothing."""
-        start, end = self._looked_at.get(hook.key, (hook.history_seq, hook.history_seq))
-        return end if start == hook.history_seq else hook.history_seq
+        return self._looked_at.get(hook.key, {}).get(hook.history_seq, hook.history_seq)
 
     def _hold_lease(self) -> bool:
         """Tell whether this process may deliver."""
         now = time.monotonic()
         if now >= self._ask_at:
+            times = (heart.timestamp(ago=-LEASE), heart.timestamp(), heart.timestamp(ago=-2 * LEASE))
             with self._database.transaction(patience=LOCK_PATIENCE) as connection:
-                self._leased_until = now + LEASE if take_lease(connection, self._holder) else 0.0
+                taken = connection.execute(TAKE_LEASE, (self._holder, *times)).rowcount
+                self._leased_until = now + LEASE if taken == 1 else 0.0
             self._ask_at = now + LEASE / 3
         return self._may_send()
 
@@ -186,8 +170,10 @@ class Deliverer:
         seq = hook.history_seq + 1
         try:
             seq, told = self._find_next(hook)
-            if told is None:
-                self._pass_over(hook, seq)
+            if told is None:  # which is remembered, and stored where the way there was long
+                self._looked_at[key] = {hook.history_seq: seq}
+                if seq - hook.history_seq >= SKIPPED or hook.attempts:
+                    self._store(move_on, hook, seq)
                 return False
             if not self._may_send():
                 return False
@@ -199,9 +185,9 @@ class Deliverer:
             self._tell(error)
             outcome = sending.Outcome(error="failed here")
         if outcome.error is None:
-            self._store(partial(move_on, hook=hook, end=seq, delivered_at=heart.timestamp()))
+            self._store(move_on, hook, seq, heart.timestamp())
         else:
-            self._store(partial(note_failure, hook=hook, seq=seq, outcome=outcome))
+            self._store(note_failure, hook, seq, outcome)
         return outcome.error is None
 
     def _find_next(self, hook: hooks.Hook) -> tuple[int, messages.ToldEvent | None]:
@@ -236,13 +222,7 @@ class Deliverer:
         with self._database.apart("webhook") as connection:
             return messages.select_verdict(connection, client_id, run_id, self._service.settings.base_url)
 
-    def _pass_over(self, hook: hooks.Hook, end: int) -> None:
-        """Remember that a hook wants nothing up to an entry, and store that where the way there was long."""
-        self._looked_at[hook.key] = (hook.history_seq, end)
-        if end - hook.history_seq >= SKIPPED or hook.attempts:
-            self._store(partial(move_on, hook=hook, end=end))
-
-    def _store(self, note: Callable[[heart.Connection], object]) -> None:
+    def _store(self, note: Callable[..., object], *given: Any) -> None:
         """Store what became of an attempt, until that is possible: what was delivered would be sent again.
 
         It is no client's transaction, so that neither waits for the client's other writers, nor they for this.
@@ -250,7 +230,7 @@ class Deliverer:
         while not self._ended:
             try:
                 with self._database.transaction() as connection:
-                    note(connection)
+                    note(connection, *given)
                 return
             except Exception as error:
                 if heart.known_error(error) is None or self._stopping.wait(STORE_AGAIN):

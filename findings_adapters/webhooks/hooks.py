@@ -6,6 +6,7 @@ import base64
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -21,17 +22,14 @@ HOOKS_OF_CLIENT = 20
 HOOK_URL = heart.HTTP_URL.replace(r"([^\x00-\x20\x7f/?#@]*@)?", "")
 heart.PATTERNS[HOOK_URL] = f"{heart.PATTERNS[heart.HTTP_URL]} and without a user or password in it"
 
-Url = Annotated[str, Meta(max_length=2048, pattern=HOOK_URL)]
-Types = Annotated[list[EventType], Meta(min_length=1, max_length=20)]
 Format = Literal["json", "slack"]
-State = Literal["on", "off"]
 
 
 class WebhookDefinition(heart.Request):
     """Where events are to go, and which: those of `types` that all of the others leave."""
 
-    url: Url
-    types: Types | None = None
+    url: Annotated[str, Meta(max_length=2048, pattern=HOOK_URL)]
+    types: Annotated[list[EventType], Meta(min_length=1, max_length=20)] | None = None
     min_severity: heart.Severity | None = None
     project_type: heart.Name | None = None
     target_url: heart.TargetUrl | None = None
@@ -55,7 +53,7 @@ class Webhook(heart.Model):
     project_type: str | None
     target_url: str | None
     format: Format
-    state: State
+    state: Literal["on", "off"]
     last_error: str | None
     last_delivery_at: str | None
     created_at: str
@@ -132,13 +130,16 @@ def select_hook(connection: heart.Connection, client_id: str, hook_id: str) -> H
     raise heart.Missing(f"There is no webhook {heart.truncate(hook_id)!r}.")
 
 
-def insert_webhook(connection: heart.Connection, client_id: str, body: WebhookDefinition, secret: str) -> Webhook:
-    """Make a hook, for what comes from now on. :raises ValidationFailed: when there are as many as there may be."""
-    count = "SELECT COUNT(*) FROM webhooks WHERE client_id = ?"
-    if connection.execute(count, (client_id,)).fetchone()[0] >= HOOKS_OF_CLIENT:
+def insert_webhook(connection: heart.Connection, call: heart.Call, body: WebhookDefinition) -> heart.Answer:
+    """Make a hook, for what comes from now on, and return the answer, which has its secret this once.
+
+    :raises ValidationFailed: when there are as many as there may be.
+    """
+    client_id, hook_id = call.client_id, heart.new_ids()[0]
+    secret = f"{sending.SECRET_PREFIX}{base64.b64encode(secrets.token_bytes(sending.SECRET_BYTES)).decode()}"
+    if len(select_hooks(connection, "client_id = ?", client_id)) >= HOOKS_OF_CLIENT:
         detail = f"is one webhook too many: a client may have {HOOKS_OF_CLIENT}; delete one that is not needed"
         raise heart.ValidationFailed([heart.Problem(detail, "/url")])
-    hook_id = heart.new_ids()[0]
     connection.execute(
         """INSERT INTO webhooks (client_id, id, url, types, min_severity, project_type, target_url, format, secret,
                state, created_at, history_seq) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'on', ?, ?)""",
@@ -156,7 +157,11 @@ def insert_webhook(connection: heart.Connection, client_id: str, body: WebhookDe
             select_latest(connection, client_id),
         ),
     )
-    return select_hook(connection, client_id, hook_id).shown
+    shown = select_hook(connection, client_id, hook_id).shown
+    told = CreatedWebhook(**msgspec.structs.asdict(shown), secret=secret)
+    answer = heart.json_answer(201, told, f"{call.address}/{hook_id}", [hook_id])
+    answer.kept = msgspec.json.encode(shown)
+    return answer
 
 
 def url_problems(body: WebhookDefinition) -> list[heart.Problem]:
@@ -170,18 +175,10 @@ def url_problems(body: WebhookDefinition) -> list[heart.Problem]:
     return [heart.Problem("must have a host name that can be, and a port from 1 to 65535", "/url", value=body.url)]
 
 
-def require_allowed(url: str, settings: heart.Settings) -> None:
-    """Check where a URL leads, if its name has addresses now. :raises ValidationFailed: when no hook may be there."""
-    try:
-        sending.allowed_addresses(url, private=settings.webhook_private)
-    except sending.NotAllowed:
-        detail = (
-            "leads to an address that is not public, as those of this machine and its network are not; who runs the"
-            " service can allow them with FINDINGS_WEBHOOK_PRIVATE=1"
-        )
-        raise heart.ValidationFailed([heart.Problem(detail, "/url", value=heart.truncate(url))]) from None
-    except OSError:
-        pass  # a name that has none now may get one
+NOT_PUBLIC = (
+    "leads to an address that is not public, as those of this machine and its network are not; who runs the service can"
+    " allow them with FINDINGS_WEBHOOK_PRIVATE=1"
+)
 
 
 @heart.operation("POST", "/api/v1/webhooks", "full", {201: CreatedWebhook}, body=WebhookDefinition)
@@ -189,17 +186,13 @@ def post_webhooks(call: heart.Call) -> heart.Deferred:
     """Make a webhook, for what comes from now on. The answer has its secret, this once."""
     body: WebhookDefinition = call.checked_body(rules=url_problems)
 
-    def insert(connection: heart.Connection) -> heart.Answer:
-        secret = f"{sending.SECRET_PREFIX}{base64.b64encode(secrets.token_bytes(sending.SECRET_BYTES)).decode()}"
-        shown = insert_webhook(connection, call.client_id, body, secret)
-        told = CreatedWebhook(**msgspec.structs.asdict(shown), secret=secret)
-        answer = heart.json_answer(201, told, f"{call.address}/{shown.id}", [shown.id])
-        answer.kept = msgspec.json.encode(shown)
-        return answer
-
     def check() -> heart.PendingWrite:
-        require_allowed(body.url, call.service.settings)
-        return heart.PendingWrite(call, insert)
+        try:
+            with suppress(OSError):  # a name that has no address now may get one
+                sending.allowed_addresses(body.url, private=call.service.settings.webhook_private)
+        except sending.NotAllowed:
+            raise heart.ValidationFailed([heart.Problem(NOT_PUBLIC, "/url", value=heart.truncate(body.url))]) from None
+        return heart.PendingWrite(call, partial(insert_webhook, call=call, body=body))
 
     return heart.Deferred("send", check)
 

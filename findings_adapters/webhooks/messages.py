@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ def select_verdict(
     run = heart.select_run_key(connection, client_id, run_id)
     baseline = gate.find_latest_on_main_line(connection, client_id, run)
     new = gate.select_offenders(connection, client_id, run, baseline.seq if baseline else 0, "info")[:WORST]
-    return gate.select_gate(connection, client_id, run, gate.GateQuery()), [
+    return gate.select_gate(connection, client_id, run, heart.GateQuery()), [
         LinkedFinding(**msgspec.structs.asdict(each), link=page_link(base_url, "findings", each.id)) for each in new
     ]
 
@@ -71,8 +72,7 @@ def escaped(text: str | None) -> str:
 
     https://docs.slack.dev/messaging/formatting-message-text#escaping
     """
-    line = regex.sub(r"\s+", " ", text or "")
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(regex.sub(r"\s+", " ", text or ""), quote=False)
 
 
 def linked(text: str, link: str | UnsetType) -> str:

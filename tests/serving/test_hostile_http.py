@@ -47,12 +47,14 @@ def test_half_open_connections_hold_nobody_up(besieged: Server) -> None:
             assert besieged.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
 
 
-def test_a_slow_body_is_given_up(besieged: Server) -> None:
+def test_a_slow_body_and_headers_that_never_end_are_given_up(besieged: Server) -> None:
     with half_open(besieged, 20, besieged.head_of(f"{API}/runs", 10_000) + b"{") as connections:
         with another_client(besieged, 2.0):
             await_(lambda: select.select(connections[:1], [], [], 0.05)[0] or connections[0].sendall(b" "))
         for connection in connections:
             assert b"malformed_json" in connection.recv(65536)
+    with half_open(besieged, 1, UNENDED) as connections, suppress(ConnectionResetError):
+        assert not connections[0].recv(1) or connections[0].recv(65536)
 
 
 BOTH_LENGTHS = cases(
@@ -156,11 +158,6 @@ def test_strange_headers_change_nothing(besieged: Server, headers: str) -> None:
     heard = [speak(besieged, text) for text in (plain, strange.decode().encode("latin-1"))]
     assert [status_of(each) for each in heard] == [200, 200]
     assert heard[0].split(b"\r\n\r\n")[1] == heard[1].split(b"\r\n\r\n")[-1]
-
-
-def test_a_request_whose_headers_never_end_is_given_up(besieged: Server) -> None:
-    with half_open(besieged, 1, UNENDED) as connections, suppress(ConnectionResetError):
-        assert not connections[0].recv(1) or connections[0].recv(65536)
 
 
 def test_a_stop_waits_for_half_open_connections_but_not_for_long(serve: Callable[..., Server]) -> None:

@@ -142,8 +142,9 @@ def test_a_stop_waits_for_a_body_that_is_still_coming(server: Server) -> None:
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_is_told_again_and_again(server: Server, how: signal.Signals) -> None:
+@pytest.mark.parametrize(("workers", "how"), [("1", signal.SIGTERM), ("1", signal.SIGINT), ("2", signal.SIGTERM)])
+def test_signals_without_end_are_one_stop(serve: Callable[..., Server], workers: str, how: signal.Signals) -> None:
+    server = serve("--workers", workers)
     server.start_run()
 
     def has_ended() -> bool:
@@ -454,14 +455,6 @@ def test_more_signals_than_a_pipe_holds_stop_the_service(tmp_path: Path) -> None
         line, cwd=HERE, capture_output=True, text=True, check=False, env=environment(FINDINGS_API_KEY=SECRET)
     )
     assert (done.returncode, "Error" in done.stderr) == (0, False), done.stderr
-
-
-def test_signals_without_end_are_one_stop(serve: Callable[..., Server]) -> None:
-    server = serve("--workers", "2")
-    while server.process.poll() is None:
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.001)
-    assert server.process.wait(PATIENCE) == 0
 
 
 def test_the_end_of_another_child_is_not_that_of_a_worker(serve: Callable[..., Server]) -> None:
