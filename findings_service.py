@@ -30,6 +30,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `
     raise (SystemExit if __name__ == "__main__" else ImportError)("findings_service needs Python 3.11 or newer")
 
 import bisect
+import contextlib
 import errno
 import hashlib
 import hmac
@@ -39,7 +40,6 @@ import itertools
 import json
 import logging
 import math
-import operator
 import os
 import random
 import secrets
@@ -50,26 +50,19 @@ import socket
 import sqlite3
 import threading
 import time
-import types
 import typing
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    closing,
-    contextmanager,
-    redirect_stderr,
-    redirect_stdout,
-    suppress,
-)
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, cast, get_args, get_type_hints
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 from uuid import UUID
 from wsgiref.types import WSGIEnvironment
@@ -83,6 +76,8 @@ try:
     import regex
     from jsonschema import ValidationError
     from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+    from msgspec.json import decode as from_json
+    from msgspec.json import encode as to_json
     from msgspec.structs import astuple, replace
     from referencing.jsonschema import specification_with
     from werkzeug.datastructures import ETags, MIMEAccept
@@ -283,7 +278,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     @classmethod
     def descriptions(cls) -> dict[str, str]:
         """Return what each setting is, by the variable of the environment that sets it."""
-        hints = typing.get_type_hints(cls, include_extras=True)
+        hints = get_type_hints(cls, include_extras=True)
         return {f"FINDINGS_{name.upper()}": hint.__metadata__[1] for name, hint in hints.items()}
 
     @classmethod
@@ -292,7 +287,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         :raises ConfigurationError: for a setting that is unknown or makes no sense.
         """
-        known = typing.get_type_hints(cls, include_extras=True)
+        known = get_type_hints(cls, include_extras=True)
         chosen: dict[str, Any] = {name: told for name in known if (told := os.environ.get(f"FINDINGS_{name.upper()}"))}
         chosen |= {name: value for name, value in given.items() if value is not None}
         for name, value in chosen.items():
@@ -345,7 +340,7 @@ class ServiceError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
-    headers: Mapping[str, str] = types.MappingProxyType({})
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init_subclass__(cls, status: int = 0, code: str = "") -> None:
         cls.status, cls.code = status or cls.status, code or cls.code
@@ -370,7 +365,7 @@ class InvalidParameter(ServiceError, status=400, code="invalid_parameter"):
 class Unauthorized(ServiceError, status=401, code="unauthorized"):
     """There is no key, or none that is good (any more), or one for users without a user."""
 
-    headers = types.MappingProxyType({"WWW-Authenticate": "Bearer"})
+    headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 class Forbidden(ServiceError, status=403, code="forbidden"):
@@ -434,7 +429,7 @@ class ExtensionCheckTimeout(ServiceError, status=422, code="extension_check_time
 class Busy(ServiceError, status=503, code="busy"):
     """The database stayed locked past the time-out, or there was no room for a large body."""
 
-    headers = types.MappingProxyType({"Retry-After": "1"})
+    headers = MappingProxyType({"Retry-After": "1"})
 
     def __init__(self, cause: str = "The database is locked by another process") -> None:
         super().__init__(f"{cause}; nothing was stored. Try again.")
@@ -450,7 +445,7 @@ class TryAgain(Busy):
 class StorageFull(ServiceError, status=503, code="storage_full"):
     """The database cannot be read or written now."""
 
-    headers = types.MappingProxyType({"Retry-After": "10"})
+    headers = MappingProxyType({"Retry-After": "10"})
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"The database cannot be used now ({cause}); nothing was stored. Try again later.")
@@ -572,18 +567,24 @@ Severity = Literal["critical", "high", "medium", "low", "info"]
 TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
 Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 RunStatus = Literal["running", "completed", "failed"]
+EndStatus = Literal["completed", "failed"]
 Level = Literal["read", "agent", "full"]
-
-
-SEVERITIES = typing.get_args(Severity)
+FailOn = Literal[Severity, "none"]
+SEVERITIES = get_args(Severity)
 UNFINISHED = ("open", "in_progress")
-LEVELS = typing.get_args(Level)
+UNCHECKED = "not-checked"  # the rule of what a scanner did not look at
+LEVELS = get_args(Level)
 RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
 
 
 def at_most(characters: int, **rules: Any) -> Meta:
     """Return the constraints of a text of at most so many characters without U+0000."""
     return Meta(max_length=characters, extra_json_schema=NO_NUL, **rules)
+
+
+def described(text: str) -> Meta:
+    """Return the OpenAPI description of a parameter."""
+    return Meta(description=text)
 
 
 Text = Annotated[str, Meta(extra_json_schema=NO_NUL)]
@@ -614,6 +615,14 @@ MaybeSchema = Annotated[Raw, OBJECT_OR_NULL]  # a JSON Schema, or null
 LongText = Annotated[str, at_most(64 * KIB)]
 BulkText = Annotated[str, at_most(256 * KIB)]
 Comment = Annotated[str, at_most(4000)]
+NonEmpty = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
+
+
+class Record(Struct, frozen=True, gc=False):
+    """The base of values that are made often; none holds itself, so that the garbage collector need not look at it."""
+
+
+NOT_SENT: Any = msgspec.field(default_factory=Raw)  # of a free-form member; another default would be in the schemas
 
 
 class Model(Struct, rename="camel"):
@@ -658,6 +667,7 @@ class TaskReport(Request):
     """One finding, as an agent reports it.
 
     `rule` is what it breaks, by the finder's own id, `location` where: a path and line, an address, a selector.
+    `formerExternalIds` are ids under which it was reported before.
     """
 
     title: Title
@@ -668,10 +678,11 @@ class TaskReport(Request):
     evidence: Annotated[list[Evidence], Meta(max_length=100)] | None = None
     remediation: Annotated[list[RemediationStep], Meta(max_length=100)] | None = None
     success_criteria: Annotated[list[SuccessCriterion], Meta(max_length=100)] | None = None
-    extensions: SentObject = msgspec.field(default_factory=Raw)
+    extensions: SentObject = NOT_SENT
     rule: Rule | None = None
     location: Location | None = None
     tags: Annotated[list[Tag], Meta(max_length=20)] | None = None
+    former_external_ids: Annotated[list[ExternalId], Meta(max_length=5)] | None = None
 
 
 class TaskBatch(Request):
@@ -695,15 +706,50 @@ class RunStart(Request):
     project_type: Annotated[str, at_most(100)]
     target_url: TargetUrl | None = None
     branch: BranchName | None = None
-    metadata: SentObject = msgspec.field(default_factory=Raw)
+    metadata: SentObject = NOT_SENT
+
+
+LowestSeverity = Annotated[FailOn, described("The lowest severity that fails the run; with `none` nothing does.")]
+JudgedFindings = Annotated[
+    Literal["new", "all"], described("`new` for what the baseline did not report, `all` for everything.")
+]
+BaselineRun = Annotated[
+    NonEmpty,
+    described(
+        "Another completed run of the same project type and target. Without it, the latest"
+        " completed run of the main line before this one that is not partial."
+    ),
+]
+
+
+class GateQuery(Request):
+    """Options of the gate: the lowest severity that fails a run, and the run to compare with."""
+
+    fail_on: LowestSeverity = "high"
+    only: JudgedFindings = "new"
+    baseline: BaselineRun | None = None
+
+
+class GateOptions(Request):
+    """Options of the gate for the verdict on a completed run; null is the default."""
+
+    fail_on: LowestSeverity | None = None
+    only: JudgedFindings | None = None
+    baseline: BaselineRun | None = None
 
 
 class RunUpdate(Request):
-    """How a run ended; `resolveMissing` (with completed only) resolves what it did not report any more."""
+    """How a run ended, or more metadata of it; at least one of `status` and `metadata`.
 
-    status: Literal["completed", "failed"]
+    With completed only, `resolveMissing` resolves what it did not report any more, and `gate` says what its verdict is
+    made by. Members of `metadata` replace those of the run, null removes one.
+    """
+
+    status: EndStatus | None = None
     status_reason: Annotated[str, at_most(1000)] | None = None
     resolve_missing: bool | None = None
+    gate: GateOptions | None = None
+    metadata: SentObject = NOT_SENT
 
 
 class ProjectTypeUpdate(Request):
@@ -712,7 +758,7 @@ class ProjectTypeUpdate(Request):
     name: Name | None = None
     label: Annotated[str, at_most(200)] | None = None
     description: Annotated[str, at_most(10_000)] | None = None
-    extension_schema: MaybeSchema = msgspec.field(default_factory=Raw)
+    extension_schema: MaybeSchema = NOT_SENT
 
 
 class ProjectTypeDefinition(ProjectTypeUpdate):
@@ -758,6 +804,17 @@ class Submitted(Model):
     resolved: int
 
 
+class Verdict(Model):
+    """Whether a run passed the gate when it was completed: how many findings were new, and how many failed it."""
+
+    pass_: bool = msgspec.field(name="pass")
+    fail_on: FailOn
+    only: Literal["new", "all"]
+    baseline: str | None
+    new: int
+    offenders: int
+
+
 class Run(Model):
     """One execution of an agent; without a `branch` it is of the target's main line."""
 
@@ -772,6 +829,7 @@ class Run(Model):
     updated_at: str
     finished_at: str | None
     submitted: Submitted
+    verdict: Verdict | None
 
 
 class RunWithSummary(Run):
@@ -918,13 +976,7 @@ class Health(Model):
     postgresql: str | UnsetType = UNSET
 
 
-def described(text: str) -> Meta:
-    """Return the OpenAPI description of a parameter."""
-    return Meta(description=text)
-
-
 NoComma = Annotated[str, Meta(min_length=1, extra_json_schema=NO_COMMA)]
-NonEmpty = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
 Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
 Time = Annotated[Moment, Meta(extra_json_schema={"format": "date-time"})]
 AFTER = "The place behind which the page begins; follow `next` rather than making one up."
@@ -935,8 +987,6 @@ RepeatedParam = Annotated[tuple[Value, ...], Meta(max_length=100)]
 WholeOrParts = Annotated[  # a text with commas is meant whole, too
     set[Value], Meta(max_length=1000, extra_json_schema={"uniqueItems": False})
 ]
-
-
 PageNumber = Annotated[
     int, Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker.")
 ]
@@ -1094,25 +1144,37 @@ class TaskQuery(TaskOrder):
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
-TASK_STATUSES = typing.get_args(TaskStatus)
-REASONS = typing.get_args(Reason)
-RUN_STATUSES = typing.get_args(RunStatus)
-ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
+TASK_STATUSES = get_args(TaskStatus)
+REASONS = get_args(Reason)
+RUN_STATUSES = get_args(RunStatus)
+ENUMERATIONS = {
+    "EndStatus": get_args(EndStatus),
+    "Reason": REASONS,
+    "RunStatus": RUN_STATUSES,
+    "Severity": SEVERITIES,
+    "TaskStatus": TASK_STATUSES,
+}
 SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
 DECIDES_NOTHING = "must have a status, a comment, a reason or an assignee"
 FINISHED_ALONE = "goes with the statuses resolved and dismissed only"
+
+
+def schema_without(*names: str) -> dict[str, Any]:
+    """Return the schema of an object that has none of some members."""
+    return {"type": "object", "properties": {name: {"const": None} for name in names}}
+
+
 # What a model must not be, which it cannot express itself. A decision may be about one task or several.
-WITHOUT_CONTENT = {"type": "object", "properties": {name: {"const": None} for name in ("label", "url", "content")}}
-RESOLVED_BY_FAILURE = {
-    "type": "object",
-    "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
-    "required": ["status", "resolveMissing"],
-}
-WITHOUT_DECISION = {
-    "type": "object",
-    "properties": {name: {"const": None} for name in ("status", "comment", "reason", "assignee")},
-}
+WITHOUT_CONTENT = schema_without("label", "url", "content")
+CHANGES_NOTHING = "must have a status or metadata"
+WITHOUT_STATUS = "requires a status"
+WITHOUT_UPDATE = schema_without("status", "metadata")
+NOT_COMPLETED = {"status": {"enum": ["failed", None]}}
+RESOLVED_UNCOMPLETED = {"properties": NOT_COMPLETED | {"resolveMissing": {"const": True}}}
+JUDGED_UNCOMPLETED = {"properties": NOT_COMPLETED | {"gate": {"type": "object"}}}
+REASON_ALONE = {"properties": {"status": {"const": None}, "statusReason": {"type": "string"}}}
+WITHOUT_DECISION = schema_without("status", "comment", "reason", "assignee")
 UNFINISHED_FOR_A_REASON = {
     "properties": {"status": {"enum": list(UNFINISHED)}, "reason": {"type": "string"}},
     "required": ["status"],
@@ -1121,7 +1183,14 @@ UNFINISHED_FOR_A_REASON = {
 # them three; one for Go has no word for a type null in it.
 RULES: dict[str, dict[str, Any]] = {
     "Evidence": {"not": WITHOUT_CONTENT},
-    "RunUpdate": {"not": RESOLVED_BY_FAILURE},
+    "RunUpdate": {
+        "not": WITHOUT_UPDATE,
+        "dependentSchemas": {
+            "resolveMissing": {"not": RESOLVED_UNCOMPLETED},
+            "gate": {"not": JUDGED_UNCOMPLETED},
+            "statusReason": {"not": REASON_ALONE},
+        },
+    },
     "TaskUpdate": {"not": WITHOUT_DECISION, "dependentSchemas": {"reason": {"not": UNFINISHED_FOR_A_REASON}}},
 }
 
@@ -1145,6 +1214,7 @@ def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 # Parts: what may stand beside this module, in findings_features and findings_adapters, and adds to it
 # ---------------------------------------------------------------------------
 
+FORMER_IDS = "findings_features/former_ids.py"
 # What the API has of parts, which the first application loads; what an absent one would answer is refused by its name.
 API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_adapters/markdown.py": (),
@@ -1167,6 +1237,7 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     ),
     "findings_features/events.py": ("GET /api/v1/events",),
     "findings_features/exports.py": (),
+    FORMER_IDS: (),
     "findings_features/gate.py": ("GET /api/v1/runs/{run_id}/gate",),
     "findings_features/groups.py": ("GET /api/v1/groups",),
     "findings_features/me.py": ("GET /api/v1/me",),
@@ -1202,12 +1273,17 @@ class Registry(Struct):
     list_exports: dict[str, Export] = {}
     engines: dict[str, Callable[[Settings], Database]] = {}
     migrations: dict[int, Migration] = {}
-    refresh: Callable[[Database], None] | None = None
+    refresh: Callable[[Database], None] = lambda _: None
     page_files: dict[str, Callable[[Call], Answer]] = {}
-    plans: Callable[[Connection, str, str, Filter, str], Iterable[ListPlan]] | None = None
+    plans: Callable[[Connection, str, str, Filter, str], Iterable[ListPlan]] = lambda *_: ()
     search: Callable[[str], Search] | None = None
     baseline: Callable[[Connection, str, RunKey], RunKey | None] | None = None
-    fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
+    judge: Callable[[Connection, str, RunKey, GateOptions | None], Verdict] | None = None
+    find_by_former_ids: Callable[[Connection, Submitting, Sequence[NewTask], set[str]], dict[str, StoredFinding]] = (
+        lambda *_: {}
+    )
+    keep_former_ids: Callable[[Connection, Submitting, Mapping[int, Sequence[str]]], object] = lambda *_: None
+    fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] = lambda *_: lambda *_: False
     serve: Callable[[Settings, str, int, int], None] | None = None
     log_form: Callable[[str], str] = str
     observers: dict[str, Callable[[Service], object]] = {}
@@ -1264,7 +1340,7 @@ class Listeners(Struct):
 # `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
 # part's, and may have many connections at once.
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads checkpoint a larger one before they start
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of lists that are kept, and bytes of one at most
@@ -2607,9 +2683,8 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
 
 def make_validators(text: str) -> tuple[Any, Callable[[Any, int], bool]]:
     """Return what judges extensions by a stored schema, and what accepts most good ones more quickly, if it is here."""
-    schema = msgspec.json.decode(text)
-    quick = REGISTRY.fast_validator(schema, len(text)) if REGISTRY.fast_validator else lambda *_: False
-    return validator_of(schema), quick
+    schema = from_json(text)
+    return validator_of(schema), REGISTRY.fast_validator(schema, len(text))
 
 
 cached_validators = lru_cache(maxsize=16)(make_validators)
@@ -2618,7 +2693,10 @@ cached_validators = lru_cache(maxsize=16)(make_validators)
 # Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
 RULE_MESSAGES: tuple[tuple[Any, str, str], ...] = (
     (WITHOUT_CONTENT, SHOWS_NOTHING, ""),
-    (RESOLVED_BY_FAILURE, COMPLETED_ALONE, "/resolveMissing"),
+    (WITHOUT_UPDATE, CHANGES_NOTHING, ""),
+    (RESOLVED_UNCOMPLETED, COMPLETED_ALONE, "/resolveMissing"),
+    (JUDGED_UNCOMPLETED, COMPLETED_ALONE, "/gate"),
+    (REASON_ALONE, WITHOUT_STATUS, "/statusReason"),
     (WITHOUT_DECISION, DECIDES_NOTHING, ""),
     (UNFINISHED_FOR_A_REASON, FINISHED_ALONE, "/reason"),
 )
@@ -2627,7 +2705,8 @@ RULE_MESSAGES: tuple[tuple[Any, str, str], ...] = (
 def shorten(error: ValidationError) -> str:
     """Return jsonschema's message, so that what is asked for is there, however long the value is at its beginning."""
     message, keyword = error.message, str(error.validator)
-    if len(message) > REPEATED_TEXT and message.startswith(value := repr(error.instance)):
+    begins_with_value = len(message) > REPEATED_TEXT and not message[0].isalpha()
+    if begins_with_value and message.startswith(value := repr(error.instance)):  # a large one takes long to write
         message = value[: REPEATED_TEXT // 2] + "…" + message.removeprefix(value)
     if keyword.startswith(("max", "min")) and not keyword.endswith("imum"):  # whose messages leave the number out
         message += f" ({keyword} is {error.validator_value})"
@@ -2677,7 +2756,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
     validator, accepts = (cached_validators if len(schema) <= CACHED_SCHEMA else make_validators)(schema)
     problems: list[Problem] = []
     for text, pointer in extensions:
-        value = msgspec.json.decode(text) if text else {}
+        value = from_json(text) if text else {}
         try:
             if time.monotonic() < end and accepts(value, len(text or "")):
                 continue  # most are, in a fraction of what a time limit costs
@@ -2741,7 +2820,7 @@ new_ids = IdMaker()
 
 def canonical(text: str | bytes) -> bytes:
     """Return JSON without what does not count: key order and white space."""
-    return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
+    return to_json(from_json(text), order="sorted")
 
 
 def same_json(one: str | None, other: str | None) -> bool:
@@ -2751,7 +2830,7 @@ def same_json(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and canonical(one) == canonical(other)
 
 
-class Principal(Struct, frozen=True, gc=False):
+class Principal(Record, frozen=True):
     """Who makes a request: a key, its client and what it may do, and the user of a key that is for users."""
 
     key_id: str
@@ -2847,11 +2926,6 @@ def revoke_key(connection: Connection, key_id: str, at: str | None = None) -> bo
     )
 
 
-def delete_key(connection: Connection, key: str) -> None:
-    """Take back a key that nobody has seen."""
-    connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))
-
-
 def add_to_counters(
     connection: Connection, client_id: str, names: Iterable[str], status: str, severity: int, n: int
 ) -> None:
@@ -2884,7 +2958,7 @@ TAGGED = "tasks tagged"
 
 def tags_in(unread: Any) -> list[str]:
     """Return the tags of a task, which are still the text that is stored, or None."""
-    return msgspec.json.decode(unread) if unread else []
+    return from_json(unread) if unread else []
 
 
 def mark_counter(column: str, value: str) -> str:
@@ -2903,7 +2977,7 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
     """Return the counters of some scopes: scope, status, severity, n."""
     rows = connection.execute(
         f"SELECT scope, status, severity, n FROM counters WHERE client_id = ? AND scope {LISTED}",
-        (client_id, json.dumps(names)),
+        (client_id, to_json_text(names)),
     ).fetchall()
     return rows + [(*key[1:], n) for key, n in connection.counted.items() if key[0] == client_id and key[1] in names]
 
@@ -2936,7 +3010,7 @@ Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
 def among(column: str, values: Iterable[str] | Iterable[int]) -> Condition:
     """Return the condition that a column has one of some values: one mark, however many they are."""
     listed: list[Any] = sorted(values)
-    return f"{column} {LISTED_SEQS if listed and isinstance(listed[0], int) else LISTED}", (json.dumps(listed),)
+    return f"{column} {LISTED_SEQS if listed and isinstance(listed[0], int) else LISTED}", (to_json_text(listed),)
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -2990,7 +3064,7 @@ def frozenset_or_none(values: Iterable[Value] | None) -> frozenset[Value] | None
     return None if values is None else frozenset(values)
 
 
-class IndexRange(Struct, frozen=True, gc=False):
+class IndexRange(Record, frozen=True):
     """Rows that stand together in an index, in the order of creation: conditions that fix everything in it but that.
 
     It is an index of the rows' own `table`, or of one that says which tasks were reported, or which words they have.
@@ -3014,8 +3088,7 @@ class IndexRange(Struct, frozen=True, gc=False):
 
     def where(self, condition: str, *values: Any) -> IndexRange:
         """Return the range with one more condition."""
-        conditions = (*self.conditions, condition)
-        return replace(self, conditions=conditions, values=(*self.values, *values))
+        return replace(self, conditions=(*self.conditions, condition), values=(*self.values, *values))
 
     def select(self, columns: str) -> str:
         """Return the statement that reads columns.
@@ -3031,7 +3104,7 @@ class IndexRange(Struct, frozen=True, gc=False):
         return f"SELECT {columns} FROM {tables} WHERE {' AND '.join(conditions)}"
 
 
-class Position(Struct, frozen=True, gc=False):
+class Position(Record, frozen=True):
     """A place in a list: behind the row `seq`, in a list by severity also behind its rank."""
 
     seq: int
@@ -3077,13 +3150,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         return replace(self, ranges=tuple(ranges))
 
     def page(
-        self,
-        connection: Connection,
-        client_id: str,
-        table: str,
-        columns: str,
-        joined: str,
-        query: RunQuery | TaskQuery,
+        self, connection: Connection, client_id: str, table: str, columns: str, joined: str, query: RunQuery | TaskQuery
     ) -> Iterator[tuple[Any, ...]]:
         """Return the rows of one page, and one more row if there is a further page, each read when it is asked for.
 
@@ -3096,7 +3163,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
             found = [(connection.one_of(merged), values)]
         else:
             lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
-            found = ((LISTED_SEQS, (json.dumps([seq for *_, seq in lot]),)) for _, lot in lots)
+            found = ((LISTED_SEQS, (to_json_text([seq for *_, seq in lot]),)) for _, lot in lots)
         seq, direction = f"{table}.seq", "ASC" if self.order == "createdAt" else "DESC"
         statement = f"SELECT {columns} FROM {table} {joined} WHERE ({table}.client_id = ?) IS TRUE AND {seq}"
         execute = connection.stream if joined else connection.execute  # what is joined is bulky
@@ -3153,8 +3220,8 @@ def plan_rows(
     """
     whole = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
     everything = ListPlan(ranges=(whole,))
-    plans = REGISTRY.plans(connection, client_id, table, wanted, order) if REGISTRY.plans else ()
-    best = min(plans, key=operator.attrgetter("size"), default=everything)
+    plans = REGISTRY.plans(connection, client_id, table, wanted, order)
+    best = min(plans, key=attrgetter("size"), default=everything)
     if unsettled := [condition for field, condition in asked.items() if field not in best.settled]:
         # It is one condition that must be TRUE: for parts of it, the database would take another index.
         text = f"({' AND '.join(condition for condition, _ in unsettled)}) IS TRUE"
@@ -3211,7 +3278,7 @@ def require_place(connection: Connection, client_id: str, name: str, label: str,
         detail = f"is one project type too many: a client may have {MOST_PROJECT_TYPES:,}"
         raise ValidationFailed([Problem(detail, "/name", value=name)])
     texts = [label + description, *(text for (text,) in others)]
-    if len(msgspec.json.encode("".join(texts))) - 2 > PROJECT_TYPES_TEXT:
+    if len(to_json("".join(texts))) - 2 > PROJECT_TYPES_TEXT:
         detail = "is too long: the labels and descriptions of all project types may have 16 MiB together"
         raise ValidationFailed([Problem(detail, "/description")])
 
@@ -3273,10 +3340,10 @@ def replace_project_type(
 
 RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF(runs.branch, ''), runs.metadata,
     runs.status, runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
-    runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
+    runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved, runs.verdict"""
 
 
-class Source(Struct, frozen=True, gc=False):
+class Source(Record, frozen=True):
     """What the lists need to know of who reported tasks: a run, or a branch with all of its runs.
 
     Its fields are columns of `table`. `sightings` is the table of what it reported, where `column` has its seq.
@@ -3303,19 +3370,20 @@ class Source(Struct, frozen=True, gc=False):
         return [cls(*row) for row in connection.execute(statement, (client_id, *values))]
 
 
-class RunKey(Source, frozen=True, gc=False):
+class RunKey(Source, frozen=True):
     """What the store needs to know of a run."""
 
     id: str
     status: str
     branch: str
+    is_partial: int = 0  # 1 where it reported something that was not checked
 
     table = "runs"
     sightings = "sightings"
     column = "run_seq"
 
 
-class BranchKey(Source, frozen=True, gc=False):
+class BranchKey(Source, frozen=True):
     """What the store needs to know of a branch."""
 
     name: str
@@ -3327,7 +3395,7 @@ class BranchKey(Source, frozen=True, gc=False):
 
 def run_model(row: Sequence[Any]) -> Run:
     """Return a run from a row of RUN_COLUMNS."""
-    return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:])))
+    return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:15]), Raw(row[15] or "null")))
 
 
 def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
@@ -3440,13 +3508,15 @@ def insert_run_entry(connection: Connection, who: Principal, run: RunKey, event:
     )
 
 
-def close_run(connection: Connection, who: Principal, run: RunKey, status: str, reason: str | None) -> None:
-    """Give a running run its final status."""
+def close_run(
+    connection: Connection, who: Principal, run: RunKey, status: str, reason: str | None, verdict: str | None = None
+) -> None:
+    """Set the final status of a running run, and its verdict as JSON."""
     now, client_id = timestamp(), who.client_id
     connection.execute(
-        """UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ?
+        """UPDATE runs SET status = ?, status_reason = ?, verdict = ?, updated_at = ?, finished_at = ?
            WHERE client_id = ? AND seq = ?""",
-        (status, reason, now, now, client_id, run.seq),
+        (status, reason, verdict, now, now, client_id, run.seq),
     )
     names = counter_names("runs", *run.type_and_target, run.branch)
     add_to_counters(connection, client_id, names, "running", 0, -1)
@@ -3455,8 +3525,6 @@ def close_run(connection: Connection, who: Principal, run: RunKey, status: str, 
 
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
-
-
 CLOCKS_DIFFER = 60.0  # seconds at most, of those of two servers; what is later was stored while a clock was ahead
 
 
@@ -3502,33 +3570,78 @@ def idle_slices(database: Database, idle_seconds: float, patience: float | None 
 
 
 def finish_run(connection: Connection, who: Principal, run: RunKey, update: RunUpdate) -> None:
-    """Complete or fail a run; the same status again changes nothing.
+    """Complete or fail a run, judge a completed one, and store more metadata; the same status again changes nothing.
 
-    :raises RunFinished: when it ended the other way.
+    :raises RunFinished: when it ended the other way. :raises InvalidParameter: for a baseline that it cannot have.
     """
-    if run.status == update.status:
-        return
-    if run.status != "running":
+    if update.status and run.status == "running":
+        if update.resolve_missing:
+            resolve_missing(connection, who, run)
+        verdict = None
+        if REGISTRY.judge and update.status == "completed":
+            verdict = to_json_text(REGISTRY.judge(connection, who.client_id, run, update.gate))
+        close_run(connection, who, run, update.status, update.status_reason, verdict)
+    elif update.status not in (None, run.status):
         raise RunFinished(f"The run is {run.status} already, and a finished run stays finished.")
-    if update.resolve_missing:
-        resolve_missing(connection, who, run)
-    close_run(connection, who, run, update.status, update.status_reason)
+    if members := given_members(update.metadata):
+        merge_metadata(connection, who.client_id, run, members)
+
+
+def given_members(raw: Raw | bytes) -> dict[str, Raw]:
+    """Return the members of an object as they were sent, or an empty dict."""
+    return decoder(dict[str, Raw] | None).decode(raw or b"null") or {}
+
+
+def merge_metadata(connection: Connection, client_id: str, run: RunKey, members: Mapping[str, Raw]) -> None:
+    """Put members into a run's metadata; null removes one. The others stay as they were sent.
+
+    :raises ValidationFailed: when it gets too large.
+    """
+    removed = {name for name, value in members.items() if bytes(value) == b"null"}
+    merged = {**given_members(select_run(connection, client_id, run).metadata), **members}
+    text = to_json_text({name: value for name, value in merged.items() if name not in removed})
+    now = timestamp()
+    connection.execute(
+        "UPDATE runs SET metadata = ?, updated_at = ?, last_used_at = ? WHERE client_id = ? AND seq = ?",
+        (read_metadata(Raw(text)), now, now, client_id, run.seq),
+    )
 
 
 def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None:
     """Resolve the unfinished findings of the run's type, target and line that it did not report any more.
 
-    What another branch reported first, a branch leaves to that.
+    A branch leaves alone what another branch reported first. Findings in files that the run did not check stay.
     """
     branch = find_branch_of_run(connection, who.client_id, run)
     wanted = TaskFilter(main_line=branch is None, missing_from=run, branches=[branch] if branch else None)
     places = plan_tasks(connection, who.client_id, wanted, "createdAt").places(connection, sys.maxsize, 0)
-    states = select_task_rows(connection, who.client_id, BY_SEQ, json.dumps([seq for (seq,) in places]))
+    states = select_task_rows(connection, who.client_id, BY_SEQ, to_json_text([seq for (seq,) in places]))
     tasks = [state for state in states if state.branch == run.branch]
+    if run.is_partial:
+        tasks = checked_tasks(connection, who.client_id, run, tasks)
     triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run)
     connection.execute(
         "UPDATE runs SET resolved = resolved + ? WHERE client_id = ? AND seq = ?", (len(tasks), who.client_id, run.seq)
     )
+
+
+def checked_tasks(connection: Connection, client_id: str, run: RunKey, tasks: Iterable[TaskRow]) -> list[TaskRow]:
+    """Return those of some tasks that do not lie where a run reported that it did not check."""
+    unchecked = connection.execute(
+        f"""SELECT tasks.location FROM {REPORTED_TASKS}
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? AND tasks.rule = ?""",
+        (client_id, run.seq, UNCHECKED),
+    )
+    files = {location and regex.sub(r"(?::[0-9]+)+\Z", "", location) for (location,) in unchecked}
+    if None in files:
+        return []
+    by_seq = {state.seq: state for state in tasks}
+    rows = connection.execute(
+        f"SELECT seq, COALESCE(location, '') FROM tasks WHERE {BY_SEQ}", (client_id, to_json_text([*by_seq]))
+    )
+    # A location also lies within each of its beginnings that end before a `/` or `:`.
+    at = {seq: [text, *(text[: sign.start()] for sign in regex.finditer("[/:]", text))] for seq, text in rows}
+    return [by_seq[seq] for seq, locations in at.items() if files.isdisjoint(locations)]
 
 
 def select_runs(
@@ -3594,15 +3707,13 @@ DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
     COALESCE(task_details.extensions, '{}')"""
 DETAILS = "JOIN task_details ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq"
-
-
 NO_TAGS = Raw(b"[]")
 
 
 def head_fields(row: Sequence[Any]) -> tuple[Any, ...]:
     """Return the fields of a TaskHead from a row of HEAD_COLUMNS. Stored JSON goes out as it is."""
     *fields, tags, _ = row
-    etag = f'"{hashlib.sha256(msgspec.json.encode(row)).hexdigest()[:32]}"'
+    etag = f'"{hashlib.sha256(to_json(row)).hexdigest()[:32]}"'
     return *fields, Raw(tags) if tags else NO_TAGS, etag
 
 
@@ -3670,6 +3781,7 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 
 
 MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
+GATE = "findings_features/gate.py"
 
 
 def part_for(parameter: str, registered: Value | None, file: str) -> Value:
@@ -3689,7 +3801,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     if query.q is not None:  # an unsound parameter is told before an unknown run
         search = part_for("q", REGISTRY.search, "findings_features/search.py")(query.q)
     if query.new_in is not None:
-        find_baseline = part_for("newIn", REGISTRY.baseline, "findings_features/gate.py")
+        find_baseline = part_for("newIn", REGISTRY.baseline, GATE)
         new_in = select_run_key(connection, client_id, query.new_in)
         baseline = find_baseline(connection, client_id, new_in)
     ids, names = query.run_id, query.branch
@@ -3700,8 +3812,8 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         statuses=frozenset_or_none(query.status),
         ranks=frozenset_or_none(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
-        runs=RunKey.find(connection, client_id, f"id {LISTED}", json.dumps(ids)) if ids else None,
-        branches=BranchKey.find(connection, client_id, f"name {LISTED}", json.dumps(names)) if names else None,
+        runs=RunKey.find(connection, client_id, f"id {LISTED}", to_json_text(ids)) if ids else None,
+        branches=BranchKey.find(connection, client_id, f"name {LISTED}", to_json_text(names)) if names else None,
         rules=frozenset_or_none(query.rule),
         location=query.location,
         tags=frozenset_or_none(query.tag),
@@ -3763,14 +3875,18 @@ def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
 
 
 def missing_from(connection: Connection, client_id: str, run: RunKey) -> Condition:
-    """Return the condition that a finding of a run's type and target is known to its line, and was not reported by it.
+    """Return the condition that a finding of a run's type and target is known to its line, and not reported by it.
 
+    Nor may a run of that line that was created later have reported it: one that ends late resolves nothing of that.
     The main line knows what runs of it have reported; a branch knows that, and what its own runs have.
     """
-    reported, values = reported_by(client_id, [run])
     branch = find_branch_of_run(connection, client_id, run)
     known, more = reported_by(client_id, [branch] if branch else [])
-    return (f"tasks.external_id IS NOT NULL AND (tasks.branch = '' OR {known}) AND NOT {reported}", (*more, *values))
+    later = """(SELECT 1 FROM sightings AS seen
+        JOIN runs ON runs.client_id = seen.client_id AND runs.seq = seen.run_seq
+        WHERE seen.client_id = ? AND seen.task_seq = tasks.seq AND seen.run_seq >= ? AND runs.branch = ? LIMIT 1)"""
+    values = (client_id, run.seq, run.branch)
+    return (f"tasks.external_id IS NOT NULL AND (tasks.branch = '' OR {known}) AND {later} IS NULL", (*more, *values))
 
 
 def tagged(client_id: str, tags: Iterable[str]) -> Condition:
@@ -3803,7 +3919,7 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
         asked[field] = reported_by(client_id, reporters)
     if wanted.baseline is not None:
         known, values = reported_by(client_id, [wanted.baseline])
-        asked["baseline"] = (f"NOT {known}", values)
+        asked["baseline"] = (f"(NOT {known} OR tasks.rule = ?)", (*values, UNCHECKED))
     if wanted.tags is not None:
         asked["tags"] = tagged(client_id, wanted.tags)
     if wanted.location is not None:
@@ -3867,6 +3983,15 @@ class NewTask(Struct, gc=False):
     rule: str | None
     location: str | None
     tags: str | None
+    former_ids: Sequence[str] = ()
+    old_id: str = ""  # another one that it may have had, which is not kept
+    old_title: str = ""  # the title, but for numbers, of the finding that this one names; "" for any
+    identity: str | None = None  # of which the external id is made, with a number where there are several
+    place: tuple[str, int, int] = ("", 0, 0)  # path, line and column, which distinguish them
+    twin_of: str | None = None  # the external id of the first of these, where this is another one
+    known_as: str | None = (
+        None  # that of the finding that it is about, "" for a new one, where that was matched by place
+    )
 
     @property
     def words(self) -> str:
@@ -3880,7 +4005,7 @@ class NewTask(Struct, gc=False):
         return (self.description, self.evidence, self.remediation, self.success_criteria, self.extensions)
 
 
-class TaskRow(Struct, frozen=True, gc=False):
+class TaskRow(Record, frozen=True):
     """What the counters and the history need to know of a stored task; `tags` is a JSON text."""
 
     seq: int
@@ -3894,26 +4019,33 @@ class TaskRow(Struct, frozen=True, gc=False):
     branch: str
     rule: str | None
     tags: str | None
+    is_decided: int = 0  # 1 once somebody has changed its status or its reason
 
-    def after(self, update: TaskUpdate) -> TaskRow:
-        """Return what the task is after a decision; a move leaves behind why it was what it was."""
+    def after(self, update: TaskUpdate, *, is_decision: bool = False) -> TaskRow:
+        """Return the task after an update; a change of the status removes the reason.
+
+        :param is_decision: whether somebody takes it, and not a report or the end of a run.
+        """
         status = update.status or self.status
         reason = update.reason or (self.reason if status == self.status else None)
         assignee = self.assignee if update.assignee is None else update.assignee or None
         if (status, reason, assignee) == (self.status, self.reason, self.assignee):
             return self
-        return replace(self, status=status, reason=reason, assignee=assignee)
+        decides = is_decision and (status, reason) != (self.status, self.reason)
+        decided = int(decides or self.is_decided)
+        return replace(self, status=status, reason=reason, assignee=assignee, is_decided=decided)
 
 
 JSON_CONTENT = ("evidence", "remediation", "successCriteria", "extensions")
-CONTENT = ("title", "severity", "description", *JSON_CONTENT, "rule", "location", "tags", "branch")
-SEARCHED = {"title", "evidence", "rule", "location", "tags"}  # of what a report may change
+CONTENT = ("title", "severity", "description", *JSON_CONTENT, "rule", "location", "tags", "branch", "externalId")
+SEARCHED = {"title", "evidence", "rule", "location", "tags", "externalId"}  # of what a report may change
 
 
-class StoredFinding(Struct, frozen=True, gc=False):
+class StoredFinding(Record, frozen=True):
     """A stored finding that is reported again."""
 
     state: TaskRow
+    external_id: str
     title: str
     location: str | None
     details: tuple[str | None, ...]
@@ -3922,10 +4054,12 @@ class StoredFinding(Struct, frozen=True, gc=False):
     def changed(self, report: NewTask, branch: str) -> list[str]:
         """Name the fields that the report, and the branch behind it, change, as the API calls them."""
         state = self.state
-        before: tuple[Any, ...] = (self.title, state.severity, *self.details)
-        before += (state.rule, self.location, state.tags, state.branch)
-        after: tuple[Any, ...] = (report.title, report.severity, *report.details)
-        after += (report.rule, report.location, report.tags, branch)
+        before: tuple[Any, ...] = (self.title, state.severity, *self.details, state.rule, self.location, state.tags)
+        before = (*before, state.branch, self.external_id)
+        after: tuple[Any, ...] = (report.title, report.severity, *report.details, report.rule, report.location)
+        after = (*after, report.tags, branch, report.external_id)
+        if before == after:
+            return []
         # Left out, extensions are {}: only they are stored as they were sent.
         return [
             name
@@ -3934,9 +4068,20 @@ class StoredFinding(Struct, frozen=True, gc=False):
         ]
 
     def next_state(self, report: NewTask, branch: str) -> TaskRow:
-        """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
-        reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
-        state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
+        """Return the finding's state after a report.
+
+        A resolved finding reopens. One that is not decided is dismissed while its scanner suppresses it.
+        """
+        state, told = self.state, report.status
+        follows = not state.is_decided
+        if state.status == "resolved":
+            moves = told not in ("resolved", "dismissed")
+        elif state.status == "dismissed":
+            moves = follows and told in (None, "open")
+        else:
+            moves = follows and told == "dismissed"
+        if moves:
+            state = state.after(TaskUpdate(status="dismissed" if told == "dismissed" else "open"))
         return replace(state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags)
 
     def repeated(self, report: NewTask, run_branch: str) -> RepeatedReport:
@@ -3951,7 +4096,7 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
 
 TASK_ROW_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity,
-    tasks.project_type, tasks.target_url, tasks.branch, tasks.rule, tasks.tags"""
+    tasks.project_type, tasks.target_url, tasks.branch, tasks.rule, tasks.tags, tasks.is_decided"""
 
 
 def select_task_rows(connection: Connection, client_id: str, condition: str, value: str) -> list[TaskRow]:
@@ -3993,10 +4138,12 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
             json.dumps(external_ids),
         ),
     )
-    return {row[11]: StoredFinding(TaskRow(*row[:11]), row[12], row[13], row[14:19], bool(row[19])) for row in rows}
+    return {
+        row[12]: StoredFinding(TaskRow(*row[:12]), row[12], row[13], row[14], row[15:20], bool(row[20])) for row in rows
+    }
 
 
-COUNTED_BY = operator.attrgetter("project_type", "target_url", "branch", "rule", "tags", "status", "severity")
+COUNTED_BY = attrgetter("project_type", "target_url", "branch", "rule", "tags", "status", "severity")
 
 
 def index_tasks(connection: Connection, client_id: str, states: Sequence[TaskRow], n: Literal[1, -1]) -> None:
@@ -4050,11 +4197,12 @@ def triage_tasks(
     What a task is already changes nothing, and is in the history only with a comment.
     """
     now = timestamp()
-    decided = [(state, state.after(update)) for state in states]
+    decided = [(state, state.after(update, is_decision=run is None)) for state in states]
     changes = [(old, new) for old, new in decided if new is not old]
     connection.executemany(
-        "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
-        [(new.status, new.reason, new.assignee, now, who.client_id, new.seq) for _, new in changes],
+        """UPDATE tasks SET status = ?, reason = ?, assignee = ?, is_decided = ?, updated_at = ?
+           WHERE client_id = ? AND seq = ?""",
+        [(new.status, new.reason, new.assignee, new.is_decided, now, who.client_id, new.seq) for _, new in changes],
     )
     move_in_counters(connection, who.client_id, changes)
     entries = {old.seq: triage_entries(old, new, update.comment) for old, new in decided}
@@ -4079,7 +4227,7 @@ def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[tupl
     return entries
 
 
-class Submitting(Struct, frozen=True, gc=False):
+class Submitting(Record, frozen=True):
     """A submission: its sender, time, run and branch, and the seq and id of the client's newest task before it.
 
     `created_at` is that of new tasks, which may be later than `now`.
@@ -4094,22 +4242,26 @@ class Submitting(Struct, frozen=True, gc=False):
     created_at: str
 
 
-def insert_sightings(connection: Connection, by: Submitting, task_seqs: Sequence[int], *, counted: bool = True) -> None:
-    """Store that a run reported tasks, and so that its branch knows them."""
+def insert_sightings(connection: Connection, by: Submitting, states: Sequence[TaskRow]) -> None:
+    """Store that a run reported tasks, and so that its branch knows them. Of the main line's a branch's does not count.
+
+    The tasks are as they are after the report.
+    """
+    client_id, branch = by.who.client_id, by.branch
     connection.executemany(
         "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
-        [(by.who.client_id, by.run.seq, task_seq, int(counted)) for task_seq in task_seqs],
+        [(client_id, by.run.seq, state.seq, int(not branch or state.branch != MAIN_LINE)) for state in states],
     )
-    if by.branch is None:
+    if branch is None:
         return
     inserted = connection.executemany(
         """INSERT INTO branch_sightings (client_id, branch_seq, task_seq) VALUES (?, ?, ?)
            ON CONFLICT (client_id, branch_seq, task_seq) DO NOTHING""",
-        [(by.who.client_id, by.branch.seq, task_seq) for task_seq in task_seqs],
+        [(client_id, branch.seq, state.seq) for state in states],
     )
     connection.execute(
         "UPDATE branches SET reported = reported + ? WHERE client_id = ? AND seq = ?",
-        (inserted.rowcount, by.who.client_id, by.branch.seq),
+        (inserted.rowcount, client_id, branch.seq),
     )
 
 
@@ -4118,17 +4270,18 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
     who, run, now = by.who, by.run, by.now
     seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
     scope = (*run.type_and_target, run.branch)
-    added: list[tuple[TaskRow, NewTask]] = [
+    added = [
         (TaskRow(seq, task_id, new.status or "open", None, None, new.severity, *scope, new.rule, new.tags), new)
         for seq, task_id, new in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
     ]
     connection.executemany(
         """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
-               title, severity, status, created_at, updated_at, last_seen_at, rule, location, tags)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+               title, severity, status, created_at, updated_at, last_seen_at, rule, location, tags, twin_of)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
             (state.seq, who.client_id, state.id, *scope, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
             + (report.severity, state.status, by.created_at, now, now, report.rule, report.location, report.tags)
+            + (report.twin_of,)
             for state, report in added
         ],
     )
@@ -4137,18 +4290,25 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
                extensions) VALUES (?, ?, ?, ?, ?, ?, ?)""",
         [(state.seq, who.client_id, *report.details) for state, report in added],
     )
-    insert_sightings(connection, by, seqs)
-    entries = [(state.seq, "created", None, state.status, None, None, None, None) for state, _ in added]
+    states = [state for state, _ in added]
+    insert_sightings(connection, by, states)
+    if kept := {
+        state.seq: (report.external_id, *report.former_ids)
+        for state, report in added
+        if report.external_id and report.former_ids
+    }:
+        REGISTRY.keep_former_ids(connection, by, kept)
+    entries = [(state.seq, "created", None, state.status, None, None, None, None) for state in states]
     insert_history(connection, who, now, run, entries)
     connection.executemany(
         "INSERT INTO task_words (client_id, task_seq, words) VALUES (?, ?, ?)",
         [(who.client_id, state.seq, report.words) for state, report in added],
     )
-    index_tasks(connection, who.client_id, [state for state, _ in added], 1)
+    index_tasks(connection, who.client_id, states, 1)
     return [TaskResult(state.id, state.status, report.external_id, "created") for state, report in added]
 
 
-class RepeatedReport(Struct, frozen=True, gc=False):
+class RepeatedReport(Record, frozen=True):
     """A stored finding with its newer report, and what that comes to."""
 
     finding: StoredFinding
@@ -4159,9 +4319,17 @@ class RepeatedReport(Struct, frozen=True, gc=False):
     @property
     def result(self) -> Literal["updated", "reopened", "unchanged"]:
         """What the report did."""
-        if self.state.status != self.finding.state.status:
+        moved = self.state.status != self.finding.state.status
+        if moved and self.state.status == "open":
             return "reopened"
-        return "updated" if self.changed else "unchanged"
+        return "updated" if moved or self.changed else "unchanged"
+
+    @property
+    def entry(self) -> tuple[Any, ...]:
+        """The history entry of a report that changed something."""
+        before, after = self.finding.state.status, self.state.status
+        moved = (before, after) if before != after else (None, None)
+        return (self.state.seq, "reported", *moved, None, None, None, json.dumps(self.changed))
 
 
 def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[RepeatedReport]) -> list[TaskResult]:
@@ -4179,6 +4347,17 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
             for state in (item.state,)
         ],
     )
+    if renamed := [item for item in rewritten if "externalId" in item.changed]:
+        connection.executemany(
+            "UPDATE tasks SET external_id = ?, twin_of = ? WHERE client_id = ? AND seq = ?",
+            [(item.report.external_id, item.report.twin_of, who.client_id, item.state.seq) for item in renamed],
+        )
+        kept = {
+            item.state.seq: (item.report.external_id or "", old)
+            for item in renamed
+            if (old := item.finding.external_id) in item.report.former_ids or old != item.report.old_id
+        }
+        REGISTRY.keep_former_ids(connection, by, kept)
     connection.executemany(
         """UPDATE task_details SET description = ?, evidence = ?, remediation = ?, success_criteria = ?, extensions = ?
            WHERE client_id = ? AND task_seq = ?""",
@@ -4193,41 +4372,37 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
         ],
     )
     move_in_counters(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
-    insert_history(connection, who, now, by.run, map(reported_entry, rewritten))
+    insert_history(connection, who, now, by.run, [item.entry for item in rewritten])
     unseen = [item.state for item in repeated if not item.finding.seen_by_run]
-    if seqs := [state.seq for state in unseen if state.branch or not by.run.branch]:
+    if seqs := [state.seq for state in unseen if not by.branch or state.branch != MAIN_LINE]:
         connection.execute(
             f"UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1 WHERE {BY_SEQ}",
-            (by.run.id, now, who.client_id, json.dumps(seqs)),
+            (by.run.id, now, who.client_id, to_json_text(seqs)),
         )
-        insert_sightings(connection, by, seqs)
-    if on_main_line := [state.seq for state in unseen if by.run.branch and not state.branch]:
-        insert_sightings(connection, by, on_main_line, counted=False)
+    if unseen:
+        insert_sightings(connection, by, unseen)
     return [TaskResult(item.state.id, item.state.status, item.report.external_id, item.result) for item in repeated]
 
 
-def reported_entry(item: RepeatedReport) -> tuple[Any, ...]:
-    """Return the history entry of a report that changed something."""
-    moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
-    return (item.state.seq, "reported", *moved, None, None, None, json.dumps(item.changed))
-
-
 def store_reports(
-    connection: Connection, by: Submitting, reports: Mapping[str | int, NewTask], findings: Mapping[str, StoredFinding]
-) -> tuple[dict[str | int, TaskResult], int]:
+    connection: Connection,
+    by: Submitting,
+    reports: Mapping[str | int, NewTask],
+    findings: Mapping[str, StoredFinding],
+    results: dict[str | int, TaskResult],
+) -> int:
     """Store reports by their external ids, or something else where they have none.
 
-    :param findings: those that are stored already.
-    :return: what became of each, and how many of them the run had not reported before.
+    :param findings: those that are stored already. :param results: gets what became of each.
+    :return: how many of them the run had not reported before.
     """
     new = {key: report for key, report in reports.items() if key not in findings}
-    results: dict[str | int, TaskResult] = {}
     if new:
         results.update(zip(new, insert_tasks(connection, by, list(new.values())), strict=True))
     if findings:
         repeated = [each.repeated(reports[key], by.run.branch) for key, each in findings.items()]
         results.update(zip(findings, update_tasks(connection, by, repeated), strict=True))
-    return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
+    return len(new) + sum(not finding.seen_by_run for finding in findings.values())
 
 
 def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Submitting:
@@ -4253,34 +4428,45 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
 
 
 REPORTS_AT_ONCE = 500  # of a submission
+Numbering: TypeAlias = Callable[[Connection, Submitting, Sequence[NewTask]], None]
 
 
-def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask]) -> Submission:
+def submit_reports(
+    connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask], number: Numbering | None = None
+) -> Submission:
     """Store a submission to a run: new findings are created, known ones brought up to date.
 
     The last of one external id wins. What a large one takes in memory is bounded by storing it in lots.
 
     :param run: as it was when it was read last.
+    :param number: gives reports of the same identity their external ids.
     :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
     """
+    by = select_submitting(connection, who, run)
+    if number:
+        number(connection, by, reports)
     # Keyed by external id, or by its index for a report without one; a dict keeps the position of the first.
     identities = [report.external_id or index for index, report in enumerate(reports)]
     unique = iter(dict(zip(identities, reports, strict=True)).items())
-    by = select_submitting(connection, who, run)
     results: dict[str | int, TaskResult] = {}
     sightings = 0
+    taken = {key for key in identities if isinstance(key, str)}
     while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
         external_ids = sorted(key for key in lot if isinstance(key, str))
-        more, seen = store_reports(connection, by, lot, select_findings(connection, by, external_ids))
-        results |= more
-        sightings += seen
+        findings = select_findings(connection, by, external_ids)
+        unknown = [lot[key] for key in external_ids if key not in findings]
+        if unknown:
+            findings |= REGISTRY.find_by_former_ids(connection, by, unknown, taken)
+        sightings += store_reports(connection, by, lot, findings, results)
     found = Counter(result.result for result in results.values())
     counts = found["created"], found["updated"], found["reopened"], found["unchanged"]
+    is_partial = any(report.rule == UNCHECKED for report in reports)
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
-               unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ?
+               unchanged = unchanged + ?, reported = reported + ?, is_partial = is_partial | ?, updated_at = ?,
+               last_used_at = ?
            WHERE client_id = ? AND seq = ?""",
-        (*counts, sightings, by.now, by.now, who.client_id, by.run.seq),
+        (*counts, sightings, int(is_partial), by.now, by.now, who.client_id, by.run.seq),
     )
     return Submission(*counts, [results[key] for key in identities])
 
@@ -4295,7 +4481,7 @@ SAME_REQUEST = "client_id = ? AND key_id = ? AND method = ? AND path = ? AND ide
 DELETED = ""  # where the hash of a body would stand, when the answer is dropped and its key is good for nothing
 
 
-class RequestKey(Struct, frozen=True, gc=False):
+class RequestKey(Record, frozen=True):
     """What makes two requests the same: who sent them where, under which Idempotency-Key."""
 
     client_id: str
@@ -4305,7 +4491,7 @@ class RequestKey(Struct, frozen=True, gc=False):
     idempotency_key: str
 
 
-class KeptAnswer(Struct, frozen=True, gc=False):
+class KeptAnswer(Record, frozen=True):
     """An answer to a request with an Idempotency-Key."""
 
     body_hash: str
@@ -4376,7 +4562,7 @@ def drop_answers(connection: Connection, client_id: str, *deleted: str) -> None:
     """
     about = f"""client_id = ? AND seq IN (
         SELECT answer_seq FROM answer_references WHERE client_id = ? AND reference {LISTED}"""
-    values = (client_id, client_id, json.dumps(deleted))
+    values = (client_id, client_id, to_json_text(deleted))
     connection.execute(f"DELETE FROM idempotent_answers WHERE {about} AND in_path = 1)", values)
     connection.execute(
         f"UPDATE idempotent_answers SET body_hash = ?, location = NULL, body = '' WHERE {about})", (DELETED, *values)
@@ -4419,7 +4605,7 @@ def require_json(text: bytes, levels: int = NESTING) -> Any:
             brackets = b"".join(outside_strings(text)).translate(None, NOT_BRACKETS)
             if max(itertools.accumulate(map(LEVEL_STEPS.__getitem__, brackets)), default=0) > levels:
                 raise RecursionError
-        return msgspec.json.decode(text)
+        return from_json(text)
     except NOT_JSON as error:
         if isinstance(error, msgspec.ValidationError) and str(error).startswith("Integer"):
             raise  # of so many digits that Python would take its time
@@ -4552,7 +4738,7 @@ def model_problems(model: Any, document: Any, pointer: str = "") -> Iterator[Pro
 def read_model(model: type[Checked], text: bytes) -> Checked:
     """Return a JSON text as its model. :raises MalformedJSON: first. :raises msgspec.ValidationError: then."""
     try:
-        return typing.cast(Checked, decoder(model).decode(text))
+        return cast(Checked, decoder(model).decode(text))
     except msgspec.ValidationError:
         raise
     except NOT_JSON as error:
@@ -4562,13 +4748,15 @@ def read_model(model: type[Checked], text: bytes) -> Checked:
 class Parsed(Struct):
     """The tasks of a submission, as they will be stored, and their extensions with pointers, to be checked.
 
-    `complete` is false when there was no time to look for every problem.
+    `complete` is false when there was no time to look for every problem. `number` is what gives reports of the same
+    identity their external ids, as `submit_reports` takes it.
     """
 
     reports: list[NewTask] = []
     extensions: list[tuple[str | None, str]] = []
     problems: list[Problem] = []
     complete: bool = True
+    number: Numbering | None = None
 
     def add(self, task: TaskReport, pointer: str) -> None:
         """Take one task that its model has accepted, or note what rules it breaks."""
@@ -4576,6 +4764,8 @@ class Parsed(Struct):
             task.description, enumerate(task.evidence or ()), enumerate(task.remediation or ()), task.tags or ()
         )
         self.problems += [problem.below(pointer) for problem in problems]
+        if task.former_external_ids and (absent := load_part(FORMER_IDS)):
+            self.problems.append(Problem(f"needs {absent}, which is not installed", f"{pointer}/formerExternalIds"))
         extensions = self.add_extensions(task.extensions, pointer)
         numbered = enumerate(task.remediation or (), start=1)
         steps = [StoredStep(int(each.step or position), each.instruction) for position, each in numbered]
@@ -4589,13 +4779,14 @@ class Parsed(Struct):
                 RANKS[task.severity],
                 task.description,
                 to_json_text(task.evidence) if task.evidence else None,
-                to_json_text(sorted(steps, key=operator.attrgetter("step"))) if steps else None,
+                to_json_text(sorted(steps, key=attrgetter("step"))) if steps else None,
                 to_json_text(task.success_criteria) if task.success_criteria else None,
                 extensions,
                 labels_of(task.evidence) if task.evidence else "",
                 task.rule,
                 task.location,
                 to_json_text(task.tags) if task.tags else None,
+                task.former_external_ids or (),
             )
         )
 
@@ -4628,7 +4819,7 @@ class Parsed(Struct):
         unsaid = (problem for problem in more if problem.pointer not in there)
         self.problems += itertools.islice(unsaid, PROBLEMS_OF_ONE)
         if isinstance(document.get("extensions"), dict | None):
-            self.add_extensions(decoder(dict[str, Raw]).decode(text).get("extensions", Raw()), pointer)
+            self.add_extensions(given_members(text).get("extensions", Raw()), pointer)
 
 
 def readable_items(items: Any, model: type[Checked]) -> Iterator[tuple[int, Checked]]:
@@ -4638,9 +4829,9 @@ def readable_items(items: Any, model: type[Checked]) -> Iterator[tuple[int, Chec
             yield index, converted(item, model)
 
 
-def to_json_text(items: Sequence[Any]) -> str:
-    """Return the JSON text of a task's array."""
-    return msgspec.json.encode(items).decode()
+def to_json_text(value: Any) -> str:
+    """Return the JSON text of what is stored as such."""
+    return to_json(value).decode()
 
 
 def exceeds_bytes(text: str | None, limit: int) -> bool:
@@ -4727,16 +4918,26 @@ class SlowBody(Struct, frozen=True, eq=False):
     read: Callable[[], Any]
 
 
+class SubmissionForm(Struct):
+    """The members by which the forms of a submission are told apart: a dict of all would take as long as the rest."""
+
+    tasks: Raw = NOT_SENT
+    runs: Raw = NOT_SENT
+    version: Raw = NOT_SENT
+
+
 def parse_submission(text: bytes, settings: Settings) -> Parsed | SlowBody:
     """Parse a submission of either form.
 
     :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many values or tasks.
     """
     require_few_values(text)
-    try:
-        single = "tasks" not in decoder(dict[str, Raw]).decode(text)
-    except NOT_JSON:
-        single = True
+    form = SubmissionForm()
+    with suppress(*NOT_JSON):
+        form = decoder(SubmissionForm).decode(text)
+    if form.runs and form.version:
+        raise ValidationFailed([Problem("is SARIF; send it as Content-Type: application/sarif+json", "/runs")])
+    single = not form.tasks
     try:
         tasks = [read_model(TaskReport, text)] if single else read_model(TaskBatch, text).tasks
     except msgspec.ValidationError:
@@ -4778,7 +4979,7 @@ def parse_refused(text: bytes, single: bool, settings: Settings) -> Parsed:
 
 def batch_items(parsed: Parsed, text: bytes) -> list[Raw]:
     """Return the tasks of a batch unread, and note what is wrong around them."""
-    members = decoder(dict[str, Raw]).decode(text)
+    members = given_members(text)
     around: dict[str, Any] = dict.fromkeys(members)
     items: list[Raw] = []
     try:
@@ -4821,21 +5022,19 @@ class FreeForm(Struct, frozen=True):
     """
 
     member: str
-    read: Callable[[Raw, Settings], object]
+    read: Callable[[Raw, Any], object]
     nul: bool = False
 
-    def problems(self, text: bytes, document: Any, settings: Settings) -> Sequence[Problem]:
-        """Tell what is wrong with the member, by itself, of a body that its model has refused."""
-        if not isinstance(document, dict) or not isinstance(document.get(self.member), dict):
-            return []
+    def problems(self, raw: Raw, settings: Settings | None = None) -> list[Problem]:
+        """Tell what is wrong with the member by itself."""
         try:
-            self.read(decoder(dict[str, Raw]).decode(text)[self.member], settings)
+            self.read(raw, settings)
         except ValidationFailed as error:
-            return error.problems
+            return list(error.problems)
         return []
 
 
-def read_metadata(raw: Raw, _: Settings) -> str:
+def read_metadata(raw: Raw, _: object = None) -> str:
     """Return a run's metadata. :raises ValidationFailed: with everything against it."""
     return read_object(raw, "/metadata", 64 * KIB)[0] or "{}"
 
@@ -4874,7 +5073,8 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
             with TimeLimit(settings.schema_timeout):
                 if value is None:
                     problems += model_problems(model, document)
-                    problems += free.problems(text, document, settings) if free else ()
+                    if free and isinstance(document, dict) and isinstance(document.get(free.member), dict):
+                        problems += free.problems(given_members(text)[free.member], settings)
                 problems += nul_problems(text, free.member if free and free.nul else None)
         except (OutOfTime, ExtensionCheckTimeout):
             problems.append(OUT_OF_TIME)
@@ -4911,10 +5111,10 @@ def parameter_kinds(model: Any) -> dict[str, type]:
 
     Of those that are several, a tuple's values have commas, and a set's may.
     """
-    hints = typing.get_type_hints(model)
+    hints = get_type_hints(model)
     kinds: dict[str, type] = {}
     for each in msgspec.structs.fields(model):
-        parts = (hints[each.name], *typing.get_args(hints[each.name]))
+        parts = (hints[each.name], *get_args(hints[each.name]))
         found = {*parts, *map(typing.get_origin, parts)}
         kinds[each.encode_name] = next((kind for kind in (list, set, tuple, bool, int, Moment) if kind in found), str)
     return kinds
@@ -5022,7 +5222,7 @@ def accepted_fast(schema: str, extensions: Iterable[tuple[str | None, str]]) -> 
     _, accepts = cached_validators(schema)
     texts = (text or "{}" for text, _ in extensions)
     try:
-        return all(accepts(msgspec.json.decode(text), len(text)) for text in texts)
+        return all(accepts(from_json(text), len(text)) for text in texts)
     except ENDS_THE_PROCESS:
         raise
     except BaseException:  # a panic of a library in Rust, say; what checks tells of it
@@ -5033,7 +5233,7 @@ class BodyFormat(Struct, frozen=True, kw_only=True):
     """A form in which a body may be sent: what reads it, and how many bytes it may have."""
 
     parse: Callable[[bytes, Settings], Any]
-    limit: Callable[[Settings], int] = operator.attrgetter("max_body")
+    limit: Callable[[Settings], int] = attrgetter("max_body")
 
 
 class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
@@ -5341,14 +5541,14 @@ def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **head
 
 def json_answer(status: int, model: Any, location: str | None = None, names: Sequence[str] = ()) -> Answer:
     """Return a JSON answer."""
-    answer = whole_answer(status, msgspec.json.encode(model), Location=location)
+    answer = whole_answer(status, to_json(model), Location=location)
     answer.names = names
     return answer
 
 
 def tagged_answer(task: Task) -> Answer:
     """Return a task as JSON, with its ETag."""
-    return whole_answer(200, msgspec.json.encode(task), ETag=task.etag)
+    return whole_answer(200, to_json(task), ETag=task.etag)
 
 
 PROBLEM_TYPE = "application/problem+json"
@@ -5364,7 +5564,7 @@ def problem_answer(error: ServiceError) -> Answer:
         detail=error.detail,
         errors=list(error.problems[:LISTED_PROBLEMS]) or UNSET,
     )
-    return whole_answer(error.status, msgspec.json.encode(details), PROBLEM_TYPE, **error.headers)
+    return whole_answer(error.status, to_json(details), PROBLEM_TYPE, **error.headers)
 
 
 def as_service_error(error: BaseException, environ: WSGIEnvironment) -> ServiceError:
@@ -5454,7 +5654,7 @@ class Call:
     operation: Operation
     route = "-"  # as the log and figures name it
     run_id: str | None = None
-    parts: Mapping[str, str] = types.MappingProxyType({})  # of the path, by their names
+    parts: Mapping[str, str] = MappingProxyType({})  # of the path, by their names
     form: Any = None  # of the body
     _length = 0  # of the body, where it is said
     limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
@@ -5664,7 +5864,7 @@ class Call:
         kept = find_answer(connection, key, self.body_hash)
         if not kept:
             return None
-        tag = msgspec.json.decode(kept.body).get("etag") if self.operation.tagged else None
+        tag = from_json(kept.body).get("etag") if self.operation.tagged else None
         return whole_answer(kept.status, kept.body.encode(), Location=kept.location, ETag=tag)
 
     def read_slowly(self, read: Callable[[Connection], Answer]) -> Deferred:
@@ -5800,7 +6000,7 @@ def take(items: Iterable[Any], limit: int) -> Taken:
     """
     taken, weight = Taken(), 0
     for item in items:
-        text = msgspec.json.encode(item)
+        text = to_json(item)
         weight += len(text) + 1
         if len(taken.items) == limit or (taken.items and weight > PAGE_SIZE):
             taken.more = True
@@ -5830,7 +6030,7 @@ METADATA = FreeForm("metadata", read_metadata)
 def post_runs(call: Call) -> PendingWrite:
     """Start a run."""
     body: RunStart = call.checked_body()
-    metadata = read_metadata(body.metadata, call.service.settings)
+    metadata = read_metadata(body.metadata)
 
     def start(connection: Connection) -> Answer:
         call.service.fail_idle_runs(connection, call.client_id)
@@ -5850,7 +6050,7 @@ def get_runs(call: Call) -> Answer | Deferred:
         def make() -> bytes:
             position = page_position(call, connection, "runs")
             runs, total = select_runs(connection, call.client_id, call.query, position)
-            return msgspec.json.encode(RunPage(*page_of(call, take(runs, call.query.limit), total)))
+            return to_json(RunPage(*page_of(call, take(runs, call.query.limit), total)))
 
         return answer_unless_known(call, connection, make)
 
@@ -5880,17 +6080,33 @@ def select_used_run(call: Call, connection: Connection, run_id: str) -> RunKey:
 
 
 def run_update_problems(update: RunUpdate) -> list[Problem]:
-    """Tell which rule the end of a run breaks that its model cannot express."""
-    if update.resolve_missing and update.status != "completed":
-        return [Problem(COMPLETED_ALONE, "/resolveMissing", value=True)]
-    return []
+    """Return the problems of a run's update that its model cannot express."""
+    problems = METADATA.problems(update.metadata)
+    if not update.status and bytes(update.metadata) in (b"", b"null"):
+        problems.append(Problem(CHANGES_NOTHING, ""))
+    if update.status != "completed":
+        given = (("/resolveMissing", update.resolve_missing), ("/gate", update.gate))
+        problems += (Problem(COMPLETED_ALONE, pointer) for pointer, value in given if value)
+    if update.status_reason is not None and not update.status:
+        problems.append(Problem(WITHOUT_STATUS, "/statusReason"))
+    return problems
 
 
-@operation("PATCH", "/api/v1/runs/{run_id}", "agent", {200: RunWithSummary}, body=RunUpdate, refusals=(RunFinished,))
+@operation(
+    "PATCH",
+    "/api/v1/runs/{run_id}",
+    "agent",
+    {200: RunWithSummary},
+    body=RunUpdate,
+    free=METADATA,
+    refusals=(RunFinished,),
+)
 def patch_run(call: Call, run_id: str) -> PendingWrite:
-    """Finish a run, and resolve what it did not report any more if asked to."""
+    """Finish a run, resolve what it did not report any more if asked to, and add to its metadata."""
     find = partial(select_run_key, client_id=call.client_id, run_id=run_id)
     update: RunUpdate = call.checked_body(find, run_update_problems)
+    if update.gate and (absent := load_part(GATE)):
+        raise ValidationFailed([Problem(f"needs {absent}, which is not installed", "/gate")])
 
     def finish(connection: Connection) -> Answer:
         run = find(connection)
@@ -5916,7 +6132,7 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
     parsed: Parsed = call.checked_body()
 
     def store(connection: Connection) -> Answer:
-        submission = submit_reports(connection, call.principal, run, parsed.reports)
+        submission = submit_reports(connection, call.principal, run, parsed.reports, parsed.number)
         names = [result.id for result in submission.tasks]
         return json_answer(201 if submission.created else 200, submission, names=names)
 
@@ -5932,16 +6148,6 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
     return Deferred("check", partial(check, schema))
 
 
-def page_of_tasks(call: Call, connection: Connection) -> bytes:
-    """Return the page of tasks that a request asks for, as JSON."""
-    query: TaskQuery = call.query
-    position = page_position(call, connection, "tasks")
-    wanted = read_task_filter(connection, call.client_id, query)
-    tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
-    taken = take(tasks, query.limit)  # heads or whole tasks: their pages have the same fields
-    return msgspec.json.encode(TaskPage(*page_of(call, taken, whole.count(connection))))
-
-
 @operation(
     "GET",
     "/api/v1/tasks",
@@ -5953,9 +6159,17 @@ def page_of_tasks(call: Call, connection: Connection) -> bytes:
 )
 def get_tasks(call: Call) -> Answer | Deferred:
     """List tasks, newest first or by severity."""
+    query: TaskQuery = call.query
 
     def read(connection: Connection) -> Answer:
-        return answer_unless_known(call, connection, partial(page_of_tasks, call, connection))
+        def make() -> bytes:
+            position = page_position(call, connection, "tasks")
+            wanted = read_task_filter(connection, call.client_id, query)
+            tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
+            taken = take(tasks, query.limit)  # heads or whole tasks: their pages have the same fields
+            return to_json(TaskPage(*page_of(call, taken, whole.count(connection))))
+
+        return answer_unless_known(call, connection, make)
 
     return answer_list(call, read)
 
@@ -6121,8 +6335,8 @@ def open_once(service: Service) -> None:
     try:
         with service.database.transaction() as connection:
             insert_client(connection, "default")  # a file that may not be written is told of now
-        if not load_part("findings_features/migrations.py") and REGISTRY.refresh:
-            REGISTRY.refresh(service.database)
+        load_part("findings_features/migrations.py")
+        REGISTRY.refresh(service.database)
         for _ in idle_slices(service.database, service.settings.run_timeout):
             pass
         service.database.run_maintenance()
@@ -6369,8 +6583,9 @@ class MainGroup(click.Group):
             pass  # what is closed of standard streams, a database or a connection would become
         os.close(file)
         try:
-            out = typing.cast(typing.TextIO, Shown(sys.stdout))
-            with redirect_stderr(typing.cast(typing.TextIO, Shown(sys.stderr, OSError))), redirect_stdout(out):
+            out: Any = Shown(sys.stdout)
+            err: Any = Shown(sys.stderr, OSError)
+            with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
                 try:
                     return super().main(*args, **options)
                 except OSError as error:
@@ -6566,7 +6781,7 @@ def greet(service: Service, warning: str, url: str) -> None:
     write_unlocked(f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}")
     if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
         with service.database.transaction("default") as connection:
-            delete_key(connection, key)
+            connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))
 
 
 def exposure_warning(host: str) -> str:

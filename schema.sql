@@ -14,7 +14,7 @@
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 11;
+PRAGMA user_version = 12;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -51,7 +51,8 @@ CREATE TABLE IF NOT EXISTS project_types (
     UNIQUE (client_id, id)
 ) STRICT, WITHOUT ROWID;
 
--- Runs. `created` … `resolved` count what the run's submissions did, `reported` the tasks that it reports.
+-- Runs. `created` … `resolved` count what the run's submissions did, `reported` the tasks that it reports. A partial one
+-- reported something that was not checked. `verdict` is the gate's when it was completed, as JSON.
 CREATE TABLE IF NOT EXISTS runs (
     seq            INTEGER PRIMARY KEY,
     client_id      TEXT NOT NULL,
@@ -72,6 +73,8 @@ CREATE TABLE IF NOT EXISTS runs (
     resolved       INTEGER NOT NULL DEFAULT 0,
     reported       INTEGER NOT NULL DEFAULT 0,
     branch         TEXT NOT NULL DEFAULT '',
+    is_partial     INTEGER NOT NULL DEFAULT 0 CHECK (is_partial IN (0, 1)),
+    verdict        TEXT,
     FOREIGN KEY (client_id, project_type) REFERENCES project_types (client_id, name)
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS runs_by_id ON runs (client_id, id);
@@ -89,7 +92,8 @@ CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE s
 -- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
 -- or another sighting never rewrites a screenshot. `branch` is '' once a run of the main line has reported the task,
 -- else the branch that reported it first. `reason` is why a finished one is that, `assignee` who sees to it. `tags` is a
--- JSON array, NULL where there is none.
+-- JSON array, NULL where there is none. Of a decided one, somebody has changed the status or the reason. One of several
+-- twins, which differ by their place alone, has the external id of the first as `twin_of`, and this with a number as its own.
 CREATE TABLE IF NOT EXISTS tasks (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -113,6 +117,8 @@ CREATE TABLE IF NOT EXISTS tasks (
         AND reason IN ('fixed', 'false_positive', 'accepted_risk', 'wont_fix', 'used_in_tests', 'duplicate')
     ),
     assignee      TEXT CHECK (assignee <> ''),
+    is_decided    INTEGER NOT NULL DEFAULT 0 CHECK (is_decided IN (0, 1)),
+    twin_of       TEXT,
     rule          TEXT,
     location      TEXT,
     tags          TEXT
@@ -134,7 +140,21 @@ CREATE INDEX IF NOT EXISTS tasks_by_rule ON tasks (client_id, rule, status, seve
     WHERE branch = '' AND rule IS NOT NULL;
 CREATE INDEX IF NOT EXISTS branch_tasks_by_rule ON tasks (client_id, rule, status, severity)
     WHERE branch <> '' AND rule IS NOT NULL;
+CREATE INDEX IF NOT EXISTS twins ON tasks (client_id, twin_of, project_type, target_url) WHERE twin_of IS NOT NULL;
 CREATE INDEX IF NOT EXISTS tasks_by_location ON tasks (client_id, substr(location, 1, 200)) WHERE location IS NOT NULL;
+
+-- External ids that findings had before, the latest of each: of what a file was renamed from, say.
+CREATE TABLE IF NOT EXISTS former_ids (
+    seq           INTEGER PRIMARY KEY,
+    client_id     TEXT NOT NULL,
+    project_type  TEXT NOT NULL,
+    target_url    TEXT NOT NULL,
+    external_id   TEXT NOT NULL,
+    task_seq      INTEGER NOT NULL,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX IF NOT EXISTS former_ids_by_id ON former_ids (client_id, external_id, project_type, target_url);
+CREATE INDEX IF NOT EXISTS former_ids_by_task ON former_ids (client_id, task_seq);
 
 -- Which tasks have a tag, in the order in which they are listed: made of a task's columns, and changed with them.
 -- Nothing refers to the task, because a key that finds its rows would have to be kept for that alone.

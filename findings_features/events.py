@@ -91,7 +91,8 @@ class EventQuery(heart.Request):
 EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 'status' THEN 'finding.status'
     WHEN 'assigned' THEN 'finding.assigned' WHEN 'comment' THEN 'finding.commented'
     WHEN 'started' THEN 'run.started' WHEN 'finished' THEN 'run.finished'
-    ELSE CASE WHEN history.to_status IS NULL THEN 'finding.changed' ELSE 'finding.reopened' END END"""
+    ELSE CASE COALESCE(history.to_status, '') WHEN '' THEN 'finding.changed' WHEN 'open' THEN 'finding.reopened'
+        ELSE 'finding.status' END END"""
 
 
 def wanted_events(query: EventQuery, min_severity: heart.Severity | None = None) -> list[heart.Condition]:
@@ -235,11 +236,12 @@ def get_events(call: heart.Call) -> heart.Answer:
         answer = heart.json_answer(200, Events(taken.items, heart.next_link(call, end)))
         if taken.items or page.goes_on:
             return answer
-        return heart.Held(answer.status, answer.headers, answer.body, until=until, again=lambda: read_again(end))
 
-    def read_again(after: str) -> heart.Answer:
-        call.service.authenticate(call.environ.get("HTTP_AUTHORIZATION", ""))  # it may have been revoked meanwhile
-        return read(after)
+        def read_again() -> heart.Answer:
+            call.service.authenticate(call.environ.get("HTTP_AUTHORIZATION", ""))  # it may have been revoked meanwhile
+            return read(end)
+
+        return heart.Held(answer.status, answer.headers, answer.body, until=until, again=read_again)
 
     return read(query.after)
 

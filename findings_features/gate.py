@@ -6,16 +6,13 @@ stored.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from functools import partial
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec.structs import asdict
 
 import findings_service as heart
-
-FailOn = Literal["critical", "high", "medium", "low", "info", "none"]
 
 
 class Ignored(heart.Model):
@@ -37,7 +34,7 @@ class Gate(heart.Model):
     reason: str
     run_id: str
     baseline: str | None
-    fail_on: FailOn
+    fail_on: heart.FailOn
     only: Literal["new", "all"]
     reported: int
     offenders_total: int
@@ -46,32 +43,24 @@ class Gate(heart.Model):
     missing: int
 
 
-class GateQuery(heart.Request):
-    """What stops a run, and what it is compared with."""
-
-    fail_on: Annotated[
-        FailOn, Meta(description="The lowest severity that stops the run; with `none` nothing does.")
-    ] = "high"
-    only: Annotated[
-        Literal["new", "all"], Meta(description="`new` for what the baseline did not report, `all` for everything.")
-    ] = "new"
-    baseline: (
-        Annotated[
-            heart.NonEmpty,
-            Meta(
-                description="Another completed run of the same project type and target. Without it, the latest"
-                " completed run of the main line before this one."
-            ),
-        ]
-        | None
-    ) = None
+BASELINES = 20  # runs among which one that is not partial is looked for
 
 
 def find_latest_on_main_line(connection: heart.Connection, client_id: str, run: heart.RunKey) -> heart.RunKey | None:
-    """Return the main line's last completed run of a run's type and target that was created before it."""
+    """Return the main line's latest completed run of a run's type and target that was created before it.
+
+    A partial one is returned only if the latest `BASELINES` of them are partial.
+    """
     before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
-        ORDER BY seq DESC LIMIT 1"""
-    return next(iter(heart.RunKey.find(connection, client_id, before, *run.type_and_target, run.seq)), None)
+        ORDER BY seq DESC LIMIT ?"""
+    find = partial(heart.RunKey.find, connection, client_id, before, *run.type_and_target, run.seq)
+    latest = find(1)
+    if latest and latest[0].is_partial:
+        latest = find(BASELINES)
+    return min(latest, key=lambda each: each.is_partial, default=None)
+
+
+UNFIT = "must be another completed run of the same project type and target"
 
 
 def select_baseline(
@@ -85,20 +74,22 @@ def select_baseline(
         return find_latest_on_main_line(connection, client_id, run)
     baseline = heart.select_run_key(connection, client_id, named)
     if baseline.seq == run.seq or baseline.type_and_target != run.type_and_target or baseline.status != "completed":
-        raise heart.InvalidParameter("baseline", "must be another completed run of the same project type and target")
+        raise heart.InvalidParameter("baseline", UNFIT)
     return baseline
 
 
 ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = ?
     AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
+KNOWN = f"({ALSO_REPORTED} AND COALESCE(tasks.rule, '') <> '{heart.UNCHECKED}')"
 
 
-def count_compared(
-    connection: heart.Connection, client_id: str, run: heart.RunKey, baseline_seq: int
-) -> list[tuple[str, int, bool, int]]:
-    """Count what a run reported: status, severity, whether the baseline reported it too, and how many."""
+Counted = list[tuple[str, int, bool, int]]  # status, severity, whether the baseline reported it too, and how many
+
+
+def count_compared(connection: heart.Connection, client_id: str, run: heart.RunKey, baseline_seq: int) -> Counted:
+    """Count what a run reported, by kinds."""
     return connection.execute(
-        f"""SELECT tasks.status, tasks.severity, {ALSO_REPORTED} AS known, COUNT(*) FROM {heart.REPORTED_TASKS}
+        f"""SELECT tasks.status, tasks.severity, {KNOWN} AS known, COUNT(*) FROM {heart.REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
         (client_id, baseline_seq, client_id, run.seq),
     ).fetchall()
@@ -122,20 +113,17 @@ def blocking_statuses(branch: str | None) -> frozenset[str]:
     return frozenset((*heart.UNFINISHED, "resolved") if branch else heart.UNFINISHED)
 
 
-def sort_out(run: heart.RunKey, counted: Iterable[tuple[str, int, bool, int]], fail_on: str) -> tuple[int, Ignored]:
-    """Return how many tasks stop a run, and how many do not, and why.
-
-    :param counted: how many there are of each kind, as `count_compared` has them.
-    """
+def sort_out(run: heart.RunKey, counted: Counted, query: heart.GateQuery) -> tuple[int, Ignored]:
+    """Return how many tasks stop a run, and how many do not, and why."""
     offenders, ignored = 0, Ignored()
     for status, rank, known, n in counted:
         if status == "dismissed":
             ignored.dismissed += n
         elif status not in blocking_statuses(run.branch):
             ignored.resolved += n
-        elif fail_on == "none" or rank < heart.RANKS[fail_on]:
+        elif query.fail_on == "none" or rank < heart.RANKS[query.fail_on]:
             ignored.below_bar += n
-        elif known:
+        elif known and query.only == "new":
             ignored.known += n
         else:
             offenders += n
@@ -152,12 +140,12 @@ def select_offenders(
     rows = connection.execute(
         f"""SELECT {heart.HEAD_COLUMNS} FROM {heart.REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ?
-            AND tasks.status {heart.LISTED} AND tasks.severity >= ? AND NOT {ALSO_REPORTED}
+            AND tasks.status {heart.LISTED} AND tasks.severity >= ? AND NOT {KNOWN}
             ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?""",
         (
             client_id,
             run.seq,
-            json.dumps([*blocking_statuses(run.branch)]),
+            heart.to_json_text([*blocking_statuses(run.branch)]),
             heart.RANKS[fail_on],
             client_id,
             baseline_seq,
@@ -167,7 +155,7 @@ def select_offenders(
     return list(map(heart.task_head, rows))
 
 
-def gate_reason(run: heart.RunKey, baseline: heart.RunKey | None, query: GateQuery, offenders: int) -> str:
+def gate_reason(run: heart.RunKey, baseline: heart.RunKey | None, query: heart.GateQuery, offenders: int) -> str:
     """Say in one sentence why a run passes or does not."""
     if run.status != "completed":
         return f"The run is {run.status}, and only a completed run passes."
@@ -181,7 +169,7 @@ def gate_reason(run: heart.RunKey, baseline: heart.RunKey | None, query: GateQue
     return f"{found} of severity {query.fail_on}{higher}{all_new}."
 
 
-def select_gate(connection: heart.Connection, client_id: str, run: heart.RunKey, query: GateQuery) -> Gate:
+def select_gate(connection: heart.Connection, client_id: str, run: heart.RunKey, query: heart.GateQuery) -> Gate:
     """Judge what a run reported.
 
     :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
@@ -189,7 +177,7 @@ def select_gate(connection: heart.Connection, client_id: str, run: heart.RunKey,
     baseline = select_baseline(connection, client_id, run, query.baseline)
     compared = baseline.seq if baseline and query.only == "new" else 0  # no run's seq
     counted = count_compared(connection, client_id, run, compared)
-    offenders, ignored = sort_out(run, counted, query.fail_on)
+    offenders, ignored = sort_out(run, counted, query)
     return Gate(
         pass_=run.status == "completed" and not offenders,
         reason=gate_reason(run, baseline, query, offenders),
@@ -205,7 +193,23 @@ def select_gate(connection: heart.Connection, client_id: str, run: heart.RunKey,
     )
 
 
-@heart.operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
+def make_verdict(
+    connection: heart.Connection, client_id: str, run: heart.RunKey, options: heart.GateOptions | None
+) -> heart.Verdict:
+    """Return the verdict about a run that is completed now. :raises ValidationFailed: for a baseline that is unfit."""
+    given = asdict(options) if options else {}
+    query = heart.GateQuery(**{name: value for name, value in given.items() if value is not None})
+    try:
+        baseline = select_baseline(connection, client_id, run, query.baseline)
+    except (heart.Missing, heart.InvalidParameter):
+        raise heart.ValidationFailed([heart.Problem(UNFIT, "/gate/baseline")]) from None
+    counted = count_compared(connection, client_id, run, baseline.seq if baseline else 0)
+    new = sum(n for status, _, known, n in counted if not known and status != "dismissed")
+    offenders, _ = sort_out(run, counted, query)
+    return heart.Verdict(not offenders, query.fail_on, query.only, baseline.id if baseline else None, new, offenders)
+
+
+@heart.operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=heart.GateQuery)
 def get_run_gate(call: heart.Call, run_id: str) -> heart.Deferred:
     """Tell whether a run may pass: what it reported that is new and severe."""
 
@@ -220,3 +224,4 @@ def register() -> None:
     """Have runs judged, and lists of what is new in one."""
     heart.REGISTRY.add_operations(get_run_gate)
     heart.REGISTRY.baseline = find_latest_on_main_line
+    heart.REGISTRY.judge = make_verdict

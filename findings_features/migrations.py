@@ -58,6 +58,11 @@ FROM idempotent_answers;
 DROP TABLE idempotent_answers;
 ALTER TABLE new_idempotent_answers RENAME TO idempotent_answers;
 """
+TO_VERSION_12 = """ALTER TABLE runs ADD COLUMN is_partial INTEGER NOT NULL DEFAULT 0 CHECK (is_partial IN (0, 1));
+ALTER TABLE runs ADD COLUMN verdict TEXT;
+ALTER TABLE tasks ADD COLUMN is_decided INTEGER NOT NULL DEFAULT 0 CHECK (is_decided IN (0, 1));
+ALTER TABLE tasks ADD COLUMN twin_of TEXT;
+"""
 
 
 def fill_marks(connection: heart.Connection) -> None:
@@ -93,6 +98,28 @@ def fill_references(connection: heart.Connection) -> None:
             in_path = path.rpartition("/api/v1/")[2].split("/")[1:2]
             references = {**dict.fromkeys(filter(None, names), False), **dict.fromkeys(in_path, True)}
             heart.insert_references(connection, client_id, seq, references)
+
+
+def fill_decided_and_partial(connection: heart.Connection) -> None:
+    """Mark decided tasks, numbered twins of SARIF results, and runs that reported something that was not checked."""
+    for client_id in heart.select_clients(connection):
+        connection.execute(
+            """UPDATE tasks SET is_decided = 1 WHERE client_id = ? AND seq IN (
+                SELECT task_seq FROM history WHERE client_id = ? AND event = 'status' AND run_id IS NULL)""",
+            (client_id, client_id),
+        )
+        connection.execute(
+            """UPDATE tasks SET twin_of = substr(external_id, 1, 40) WHERE client_id = ?
+                AND substr(external_id, 41, 1) = '-' AND length(external_id) BETWEEN 42 AND 50
+                AND trim(substr(external_id, 1, 40), '0123456789abcdef') = ''
+                AND trim(substr(external_id, 42), '0123456789') = ''""",
+            (client_id,),
+        )
+        connection.execute(
+            f"""UPDATE runs SET is_partial = 1 WHERE client_id = ? AND seq IN (
+                SELECT run_seq FROM {heart.REPORTED_TASKS} WHERE sightings.client_id = ? AND tasks.rule = ?)""",
+            (client_id, client_id, heart.UNCHECKED),
+        )
 
 
 # Words
@@ -175,7 +202,10 @@ def refold(database: heart.Database) -> None:
 
 def register() -> None:
     """Have databases of older versions opened."""
-    heart.REGISTRY.migrations[9] = heart.Migration(TO_VERSION_9, fill_marks)
-    heart.REGISTRY.migrations[10] = heart.Migration(TO_VERSION_10)
     heart.REGISTRY.refresh = refold
-    heart.REGISTRY.migrations[11] = heart.Migration(TO_VERSION_11, fill_references)
+    heart.REGISTRY.migrations |= {
+        9: heart.Migration(TO_VERSION_9, fill_marks),
+        10: heart.Migration(TO_VERSION_10),
+        11: heart.Migration(TO_VERSION_11, fill_references),
+        12: heart.Migration(TO_VERSION_12, fill_decided_and_partial),
+    }

@@ -688,14 +688,15 @@ class Survey:
         return [run["id"] for run in reversed(found)]
 
     def is_missing_from(self, item: dict[str, Any], run_id: str) -> bool:
-        """Tell whether a task is one that a run did not report, though it might have."""
+        """Tell whether a run might have reported a task, and neither it nor a later run of its line did."""
         run = self.run(run_id)
+        later = (each for each in self.runs if run and each["id"] >= run_id and each["branch"] == run["branch"])
         return bool(
             run
             and item["externalId"]
             and item["status"] in ("open", "in_progress")
             and same_surface(item, run)
-            and item["id"] not in self.reported[run_id]
+            and not any(item["id"] in self.reported[each["id"]] for each in later)
             and (not item["branch"] or (run["branch"] and self.is_known_to(item, run["branch"])))
         )
 

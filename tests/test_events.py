@@ -77,13 +77,17 @@ def test_all_that_happens_is_an_event_in_its_order(app: flask.Flask, client: Cli
     person.triage(found, "resolved", comment="done", assignee="Ada")
     person.triage(found, "resolved", comment="Really")
     client.add(first, externalId="x", title="Reworded")
+    for status in ("dismissed", "open"):  # by its scanner
+        client.add(first, externalId="other", status=status)
+    client.add(first, externalId="other", status="dismissed")
     client.finish(first)
     second = client.start()
     client.finish(second, resolveMissing=True)
     assert [(each["type"], each["by"]) for each in told(client)] == [
         *(("run.started", "tests"), ("finding.created", "tests"), ("finding.changed", "tests")),
         *(("finding.status", "Ada"), ("finding.assigned", "Ada"), ("finding.commented", "Ada")),
-        *(("finding.reopened", "tests"), ("run.finished", "tests")),
+        *(("finding.reopened", "tests"), ("finding.created", "tests"), ("finding.reopened", "tests")),
+        *(("finding.status", "tests"), ("run.finished", "tests")),
         *(("run.started", "tests"), ("finding.status", "tests"), ("run.finished", "tests")),
     ]
 

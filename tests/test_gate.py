@@ -18,6 +18,7 @@ from tests.support import (
     finished,
     gate,
     same_surface,
+    task,
 )
 
 
@@ -148,3 +149,54 @@ def test_a_verdict_is_a_recount_whatever_was_reported(survey: Survey) -> None:
             assert verdict["baseline"] == (before[-1] if before else None)
             assert sorted(each["id"] for each in verdict["offenders"]) == offenders
             assert numbers(verdict)[:2] == (len(survey.reported[run["id"]]), len(offenders))
+
+
+def test_a_verdict_is_kept_as_it_was_when_the_run_was_completed(client: Client, run: str) -> None:
+    night = finished(client, None, known="high")
+    pull = client.start(targetUrl="https://example.com/", branch="a")
+    client.submit(pull, *(task(externalId=name, severity="low") for name in ("known", "new")))
+    assert client.read(f"runs/{pull}")["verdict"] is None
+    bar = {"failOn": "low", "only": "all", "baseline": night}
+    told = client.finish(pull, gate=bar)["verdict"]
+    assert told == {"pass": False, **bar, "new": 1, "offenders": 2}
+    client.triage(client.read("tasks", externalId="new")["tasks"][0]["id"], "dismissed")
+    client.finish(pull, gate={"failOn": "none"})  # which changes nothing of it
+    assert [client.read(f"runs/{pull}")["verdict"], client.read("runs")["runs"][0]["verdict"]] == [told, told]
+    default = {"pass": True, "failOn": "high", "only": "new", "baseline": None, "new": 0, "offenders": 0}
+    for bar in (None, {}, dict.fromkeys(("failOn", "only", "baseline"))):
+        last = client.finish(client.start(), gate=bar)
+        assert last["verdict"] == default
+        default |= {"baseline": last["id"]}
+    assert client.finish(client.start(), "failed")["verdict"] is None
+
+
+def test_a_verdict_with_a_baseline_that_is_unfit_is_refused_and_the_run_goes_on(client: Client, run: str) -> None:
+    for unfit in (run, client.start(), UNKNOWN_ID):
+        body = {"status": "completed", "resolveMissing": True, "gate": {"baseline": unfit}}
+        refused = client.patch(f"{API}/runs/{run}", json=body)
+        assert_problem(refused, 422, "validation_failed", "/gate/baseline")
+    assert client.read(f"runs/{run}")["status"] == "running"
+
+
+def test_a_partial_run_is_a_baseline_only_where_all_of_the_last_twenty_are(client: Client, run: str) -> None:
+    whole = finished(client, None, known="high")
+    failed = task(externalId="x", rule="not-checked", severity="high", location="a.py")
+    for number in range(21):
+        part = client.start(targetUrl="https://example.com/")
+        client.submit(part, failed)
+        client.finish(part)
+        if number in (0, 18, 19):
+            assert gate(client, finished(client, "a", known="high"))["baseline"] == (whole if number < 19 else part)
+
+
+def test_what_was_not_checked_is_never_known(client: Client, run: str) -> None:
+    failed = task(externalId="x", rule="not-checked", severity="high", location="a.py")
+    for _ in range(2):
+        part = client.start(targetUrl="https://example.com/")
+        client.submit(part, failed)
+        client.finish(part)
+    verdict = gate(client, part)
+    assert (verdict["pass"], [each["externalId"] for each in verdict["offenders"]]) == (False, ["x"])
+    assert client.read("tasks", newIn=part)["total"] == 1
+    client.triage(client.read("tasks")["tasks"][0]["id"], "dismissed")
+    assert gate(client, part)["pass"]

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import symtable
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -44,11 +43,12 @@ ARROWS = {
     "metrics": {"cells"},
     "planner": {"cells"},
     "search": {"cells"},
-    "sarif": {"marks", "exports"},
+    "sarif": {"marks", "exports", "former_ids", "git"},
     "markdown": {"brief", "marks"},
     "webhooks": {"events", "gate"},
     "client": {"brief", "gate"},
-    "ci": {"client", "formats", "marks", "scan_config", "exports", "gate"},
+    "ci": {"client", "formats", "git", "marks", "platforms", "scan_config", "exports", "gate"},
+    "platforms": {"client", "scan_config"},
     "formats": {"marks", "sarif"},
     "scan_config": {"client", "sarif"},
     "mcp": {"client", "markdown", "serving", "me"},
@@ -61,11 +61,10 @@ ARROWS = {
 
 # Which parts write to which tables, beside the module; "{" is any of them.
 WRITERS = {
-    "deletion": {
-        *("branches", "branch_sightings", "history", "project_types", "runs", "sightings", "tasks", "{"),
-    },
+    "deletion": {"branches", "branch_sightings", "history", "project_types", "runs", "sightings", "tasks", "{"},
     "backup": {"backups"},
-    "migrations": {"folding", "new_history", "new_idempotent_answers", "tasks", "task_words"},
+    "former_ids": {"former_ids"},
+    "migrations": {"folding", "new_history", "new_idempotent_answers", "runs", "tasks", "task_words"},
     "webhooks": {"delivery_lease", "webhooks"},
     "postgres": {"epochs", "{", "history", "sqlite_sequence"},  # an advice, and a step to a newer schema
 }
@@ -90,12 +89,12 @@ def part_of(module: str) -> str:
     return module.split(".")[1]
 
 
-NEEDED = {
-    ".".join(name.split(".")[:2])
-    for file in PARTS
-    for name in imports_of(file)
-    if name.startswith(FOLDERS) and "." in name
-}
+def parts_needed(file: Path) -> list[str]:
+    """Return the modules of parts that a file imports."""
+    return [name for name in imports_of(file) if name.startswith(FOLDERS) and "." in name]
+
+
+NEEDED = {".".join(name.split(".")[:2]) for file in PARTS for name in parts_needed(file)}
 
 
 def test_arrows_go_one_way() -> None:
@@ -103,7 +102,7 @@ def test_arrows_go_one_way() -> None:
     arrows = defaultdict[str, set[str]](set)
     for file in PARTS:
         own = part_of(module_of(file))
-        arrows[own] |= {part_of(name) for name in imports_of(file) if name.startswith(FOLDERS) and "." in name} - {own}
+        arrows[own] |= {*map(part_of, parts_needed(file))} - {own}
     assert {own: others for own, others in arrows.items() if others} == ARROWS
     TopologicalSorter(ARROWS).prepare()  # which makes no circle
     assert not [name for name in imports_of(HERE / "findings_service.py") if name.startswith(FOLDERS)]
@@ -115,21 +114,6 @@ def test_few_parts_write_to_tables() -> None:
     for file in PARTS:
         written[part_of(module_of(file))] |= {*writing.findall(file.read_text("utf-8"))}
     assert {own: tables for own, tables in written.items() if tables} == WRITERS
-
-
-def names_within(table: symtable.SymbolTable) -> Iterator[str]:
-    """Give the names that functions have of their own: parameters, and what they assign or define."""
-    for child in table.get_children():
-        if child.get_type() == "function":
-            yield from (each.get_name() for each in child.get_symbols() if each.is_local() and not each.is_imported())
-        yield from names_within(child)
-
-
-def test_no_name_of_a_module_is_shadowed_by_a_local_one() -> None:
-    for file in (HERE / "findings_service.py", *PARTS):
-        table = symtable.symtable(file.read_text("utf-8"), str(file), "exec")
-        own = {each.get_name() for each in table.get_symbols() if each.is_local()}
-        assert own.isdisjoint(names_within(table)), file
 
 
 def printed(program: str, *arguments: str) -> str:
@@ -278,14 +262,11 @@ SETTINGS = {
 }
 
 
-def test_a_setting_of_an_absent_part_is_refused_by_its_name(alone: Path, tmp_path: Path) -> None:
+def test_a_setting_or_database_that_needs_an_absent_part_is_refused_by_its_name(alone: Path, tmp_path: Path) -> None:
     db = {"FINDINGS_DB": str(tmp_path / "x.db")}
     told = told_alone(alone, *(("serve --port 0", db | {name: value}) for name, (value, _) in SETTINGS.items()))
     for (_, said), (code, line) in zip(SETTINGS.values(), told, strict=True):
         assert (code, line.count("\n"), said in line) == (1, 1, True), line
-
-
-def test_a_database_that_an_absent_part_would_bring_up_to_date_names_that(alone: Path, tmp_path: Path) -> None:
     database_of_version(heart.SCHEMA_VERSION - 1, tmp_path / "old.db")
     env = {"FINDINGS_DB": str(tmp_path / "old.db")}
     absent = f"findings_features/migrations.py, which would bring it to {heart.SCHEMA_VERSION}, is not there"

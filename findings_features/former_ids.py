@@ -1,0 +1,88 @@
+"""Former external ids of findings, so that a renamed file or a new identity algorithm loses no decision."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import findings_service as heart
+
+MOST = 5  # ids that are kept with a finding
+
+
+def find(
+    connection: heart.Connection,
+    by: heart.Submitting,
+    reports: Sequence[heart.NewTask],
+    taken: set[str],
+) -> dict[str, heart.StoredFinding]:
+    """Return the findings that reports of unknown external ids are about, by these ids.
+
+    :param taken: the external ids of all reports of the request, which come first, and of the findings that some of
+        these were found to be about; more are added.
+    """
+    asked = {name for report in reports for name in (report.external_id or "", *report.former_ids)}
+    kept_rows = connection.execute(
+        """SELECT former_ids.external_id, tasks.external_id FROM former_ids
+           JOIN tasks ON tasks.client_id = former_ids.client_id AND tasks.seq = former_ids.task_seq
+           WHERE former_ids.client_id = ? AND former_ids.project_type = ? AND former_ids.target_url = ?
+               AND former_ids.external_id IN (SELECT value FROM json_each(?)) ORDER BY former_ids.seq""",
+        (by.who.client_id, *by.run.type_and_target, json.dumps(sorted(asked))),
+    )
+    kept = dict[str, str | None]()
+    for name, current in kept_rows:
+        kept[name] = current if kept.get(name, current) == current else None  # of several findings it names none
+    former = {name for report in reports for name in (*report.former_ids, report.old_id, report.known_as) if name}
+    if not kept and not former:
+        return {}
+    findings = heart.select_findings(connection, by, sorted(former.union(filter(None, kept.values()))))
+    found: dict[str, heart.StoredFinding] = {}
+    for report in reports:
+        own = report.external_id or ""
+        names = [kept.get(own), *(name for each in report.former_ids for name in (each, kept.get(each)))]
+        if old := findings.get(report.old_id):
+            title = without_numbers(report.old_title)
+            names += [report.old_id] if title in ("", without_numbers(old.title)) else []
+        if report.known_as is not None:
+            names = [report.known_as]
+        for each in (findings[name] for name in names if name in findings):
+            if not each.seen_by_run and each.external_id not in taken:
+                taken.add(each.external_id)
+                found[own] = each
+                break
+    return found
+
+
+def without_numbers(text: str) -> str:
+    """Return a text with every number replaced."""
+    return re.sub("[0-9]+", "0", text)
+
+
+def keep(connection: heart.Connection, by: heart.Submitting, kept: Mapping[int, Sequence[str]]) -> None:
+    """Keep former external ids with tasks: the latest of each.
+
+    :param kept: by the tasks' seqs, the external id of each, followed by its former ids.
+    """
+    of_these = f"FROM former_ids WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
+    values = (by.who.client_id, json.dumps([*kept]))
+    there = defaultdict[int, list[str]](list)
+    for seq, name in connection.execute(f"SELECT task_seq, external_id {of_these} ORDER BY seq", values):
+        if name not in kept[seq]:
+            there[seq].append(name)
+    connection.execute(f"DELETE {of_these}", values)
+    connection.executemany(
+        "INSERT INTO former_ids (client_id, project_type, target_url, task_seq, external_id) VALUES (?, ?, ?, ?, ?)",
+        [
+            (by.who.client_id, *by.run.type_and_target, seq, name)
+            for seq, (own, *former) in kept.items()
+            for name in [*there[seq], *(each for each in dict.fromkeys(former) if each != own)][-MOST:]
+        ],
+    )
+
+
+def register() -> None:
+    """Register the lookup and the storage of former ids."""
+    heart.REGISTRY.find_by_former_ids = find
+    heart.REGISTRY.keep_former_ids = keep
