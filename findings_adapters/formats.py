@@ -11,41 +11,36 @@ import contextlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.parsers import expat
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 import findings_service as heart
-from findings_adapters.marks import fit_text, foreign_marks
-from findings_adapters.sarif.reading import (
-    DESCRIPTION,
+from findings_adapters.marks import cut_bytes, foreign_marks, plain_text
+from findings_adapters.sarif.identities import (
+    IDENTITY,
     LABEL_LENGTH,
+    OLD_IDENTITY,
     OURS,
-    RULE_TEXT,
     SNIPPET,
-    VERSION,
     Identities,
     Place,
-    Result,
-    cut_bytes,
-    identity_of,
-    parse,
-    whole,
-    without_nul,
+    identities_of,
 )
-from findings_adapters.sarif.source import Checkout, with_source
+from findings_adapters.sarif.reading import DESCRIPTION, RULE_TEXT, VERSION, Result, parse, whole, without_nul
+from findings_adapters.sarif.source import NOTICES, Checkout, objects_at, reading_of, with_source
 
 MESSAGE = 500  # characters, like the next
 TEXT = 4096  # what is looked at of a text that is cut to less
 parse_any_weight = partial(parse, weight=math.inf)  # the service checks the parts that it is sent
-UNCHECKED = "not-checked"  # the rule of what a tool passed over
 
 
 def refusal(detail: str) -> heart.ValidationFailed:
@@ -58,11 +53,12 @@ def refusal(detail: str) -> heart.ValidationFailed:
 # ---------------------------------------------------------------------------
 
 
-class Finding(Struct, kw_only=True):
+class Finding(Struct):
     """What a tool found, in its own words and of any length.
 
     It is in a file (`path`) or on a `page`, or in a `part` of it: an element by its selector, a package by its name.
-    `mark` stands for code that must not be stored.
+    `mark` stands for code that must not be stored. `has_message` says that the title tells it from others of its rule,
+    where there is no code.
     """
 
     title: str
@@ -74,6 +70,7 @@ class Finding(Struct, kw_only=True):
     part: str = ""
     code: str = ""
     mark: str = ""
+    has_message: bool = False
     description: Iterable[str | None] = ()
     fixes: Iterable[str | None] = ()
     tags: Iterable[str] = ()
@@ -90,9 +87,11 @@ class Finding(Struct, kw_only=True):
         """The file or page as a URI."""
         return self.page or quote(self.path, errors="replace")
 
-    def identity(self, tool: str) -> str:
-        """Return what it is known by from scan to scan: by the same means as a SARIF result's snippet."""
-        return identity_of(Result(), tool, self.rule, Place(self.place, code=[(None, self.code or self.mark)]))
+    def identities(self, tool: str, renames: Mapping[str, str]) -> Identities:
+        """Return the identities of the finding, as of a SARIF result, also under its earlier path."""
+        before = [replace(self, path=renames[self.path])] if self.path in renames else []
+        places = [Place(each.place, code=[(None, self.code or self.mark)]) for each in (self, *before)]
+        return identities_of(Result(), tool, self.rule, places, self.title if self.has_message else "")
 
     def report(self) -> dict[str, Any]:
         """Return it as a task is submitted, each text cut to what a task may have."""
@@ -100,7 +99,7 @@ class Finding(Struct, kw_only=True):
         rule, location, tags = foreign_marks(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
         code = Place(location or "", code=[(None, self.code)]).evidence if self.code or self.line else ()
         told = {
-            "title": heart.truncate(fit_text(self.title[:TEXT], TEXT) or rule or "Untitled", 500),
+            "title": heart.truncate(plain_text(self.title[:TEXT]) or rule or "Untitled", 500),
             "severity": self.severity,
             "status": "dismissed" if self.is_dismissed else None,
             "description": cut_bytes("\n\n".join(filter(None, self.description)), DESCRIPTION),
@@ -108,27 +107,29 @@ class Finding(Struct, kw_only=True):
             "remediation": [{"instruction": cut_bytes(fix, RULE_TEXT)} for fix in self.fixes if fix and fix.strip()],
             "rule": rule,
             "location": location,
-            "tags": msgspec.json.decode(tags) if tags else None,
+            "tags": tags and Raw(tags),
         }
         return {name: value for name, value in told.items() if value}
 
-    def result(self, external_id: str) -> dict[str, Any]:
+    def result(self, known: Identities) -> dict[str, Any]:
         """Return it as a SARIF result."""
         region = {"startLine": self.line} if self.line else {}
         place = {"physicalLocation": {"artifactLocation": {"uri": self.uri}, "region": region}}
         report = self.report()
+        if known.former:
+            report["formerExternalIds"] = known.former
         return {
             "ruleId": self.rule,
             "message": {"text": report["title"]},
             "locations": [place] if self.path else [],  # a page is no path, by which it could be left out
-            "fingerprints": {OURS: external_id},
+            "fingerprints": {IDENTITY: known.id, OLD_IDENTITY: known.old},
             "properties": {OURS: report},
         }
 
 
 def unchecked(reason: str, severity: str = "high", **where: Any) -> Finding:
     """Return the finding that something was not looked at, in a place that is told as a finding's is."""
-    return Finding(title=f"Not checked: {reason}", severity=severity, rule=UNCHECKED, **where)
+    return Finding(f"Not checked: {reason}", severity, heart.UNCHECKED, **where)
 
 
 def on_page(url: str) -> str:
@@ -196,8 +197,8 @@ IMPACT = {"critical": "critical", "serious": "high", "moderate": "medium", "mino
 def selector_of(node: Row) -> str:
     """Return an element's selector: axe has one for each frame on the way, or a list, for each shadow tree."""
     way = node.members.get("target") or ()
-    steps = [way] if isinstance(way, str) else way
-    return " ".join(" >>> ".join(step) if isinstance(step, list) else step for step in steps)
+    steps = (each if isinstance(each, list) else [each] for each in ([way] if isinstance(way, str) else way))
+    return " ".join(" >>> ".join(map(str, step)) for step in steps)
 
 
 def axe(page: Row) -> Iterator[Finding]:
@@ -210,11 +211,15 @@ def axe(page: Row) -> Iterator[Finding]:
     for kind in ("violations", "incomplete"):
         is_sure = kind == "violations"
         for rule in page.rows(kind):
-            for node in rule.rows("nodes"):
+            error = rule.members.get("error")  # which ended it early
+            if error:
+                said = error.get("message") if isinstance(error, dict) else error
+                yield unchecked(f"{rule['help'] or rule['id']}: {said}", page=page["url"])
+            for node in () if error else rule.rows("nodes"):
                 yield Finding(
-                    title=rule["help"] or rule["description"],
-                    severity=IMPACT.get(node["impact"] or rule["impact"], "medium") if is_sure else "info",
-                    rule=rule["id"],
+                    rule["help"] or rule["description"],
+                    IMPACT.get(node["impact"] or rule["impact"], "medium") if is_sure else "info",
+                    rule["id"],
                     page=page["url"],
                     part=selector_of(node),
                     code=node["html"],
@@ -231,12 +236,13 @@ HTMLCS = re.compile(r"(WCAG2A{1,3})\.Principle\d\.Guideline\d_\d\.(\d+)_(\d+)_(\
 def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
     """Read what pa11y found (https://github.com/pa11y/pa11y), its criteria named as axe does: wcag143."""
     if not issue["code"]:  # so pa11y-ci tells why it could not test a page
-        raise refusal(f"pa11y could not test {url or 'the page'}: {issue['message']}")
+        yield unchecked(f"{url or 'the page'} could not be tested: {issue['message']}", page=url)
+        return
     criterion, extras = HTMLCS.fullmatch(issue["code"]), issue.row("runnerExtras")
     yield Finding(
-        title=extras["help"] or issue["message"],
-        severity=IMPACT.get(extras["impact"], PA11Y_TYPES.get(issue["type"], "medium")),
-        rule=issue["code"],
+        extras["help"] or issue["message"],
+        IMPACT.get(extras["impact"], PA11Y_TYPES.get(issue["type"], "medium")),
+        issue["code"],
         page=url,
         part=issue["selector"],
         code=issue["context"],
@@ -249,8 +255,9 @@ def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
 def pa11y_ci(report: Row) -> Iterator[Finding]:
     """Read what pa11y-ci writes, by the pages' addresses (https://github.com/pa11y/pa11y-ci)."""
     pages = report.row("results")
-    if not pages.members:
-        raise refusal("pa11y-ci tested no page")
+    failed = [each["message"] for url in pages.members for each in pages.rows(url)[:1] if not each["code"]]
+    if len(failed) == len(pages.members):
+        raise refusal("pa11y-ci tested no page" + "".join(f": {message}" for message in failed[:1]))
     for url in pages.members:
         for issue in pages.rows(url):
             yield from pa11y(issue, url)
@@ -258,6 +265,40 @@ def pa11y_ci(report: Row) -> Iterator[Finding]:
 
 LEARN_MORE = re.compile(r"\[([^\[\]]*)\]\((https?://[^()\s]+)\)")
 PASSED = 0.9  # the score from which on Lighthouse shows an audit as passed
+
+
+CUT_SHORT = re.compile("Results may be incomplete")  # where a page took too long
+
+
+DEFAULT_PORTS = (80, 443)
+
+
+def final_url(report: Row) -> str:
+    """Return the address of the page that was looked at."""
+    return report["finalDisplayedUrl"] or report["finalUrl"]
+
+
+def route_of(there: SplitResult) -> str:
+    """Return the fragment of an address if a page's program chooses by it what to show."""
+    return there.fragment if there.fragment.startswith(("/", "!")) else ""
+
+
+def is_same_page(wanted: str, final: str) -> bool:
+    """Return whether an address may be of the page that was asked for, which may get a scheme, www. and a query."""
+    try:
+        asked, there = urlsplit(wanted), urlsplit(final)
+        one, other = (
+            (
+                (each.hostname or "").removeprefix("www."),
+                None if each.port in DEFAULT_PORTS else each.port,
+                each.path.rstrip("/"),
+                route_of(each).strip("!/"),
+            )
+            for each in (asked, there)
+        )
+    except ValueError:
+        return wanted == final
+    return one == other and {*asked.query.split("&")} - {""} <= {*there.query.split("&")}
 
 
 def lighthouse(report: Row) -> Iterator[Finding]:
@@ -268,6 +309,12 @@ def lighthouse(report: Row) -> Iterator[Finding]:
     error, categories = report.row("runtimeError"), report.row("categories")
     if error["code"] not in ("", "NO_ERROR") or not categories.members:
         raise refusal(f"Lighthouse failed: {error['message'] or error['code'] or 'it ran no category'}")
+    wanted, final = report["requestedUrl"], final_url(report)
+    if wanted and not is_same_page(wanted, final):
+        told = f"{final}, which is another page" if final else "a page that the report does not name"
+        yield unchecked(f"{wanted} led to {told}", page=wanted)
+    for warning in filter(CUT_SHORT.search, report.texts("runWarnings")):
+        yield unchecked(warning, page=final)
     groups, counted = defaultdict[str, list[str]](list), set[str]()
     for category in categories.members:
         for reference in categories.row(category).rows("auditRefs"):
@@ -281,7 +328,7 @@ def lighthouse(report: Row) -> Iterator[Finding]:
 
 def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Iterator[Finding]:
     """Give a finding for each element that an audit says has failed, for the page where it names none."""
-    url, details = report["finalDisplayedUrl"] or report["finalUrl"], audit.row("details")
+    url, details = final_url(report), audit.row("details")
     how, score = audit["scoreDisplayMode"], audit.number("score")
     if how == "error":
         yield unchecked(f"{audit['title']}: {audit['errorMessage']}", severity, page=url)
@@ -296,9 +343,9 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
     for number, node in enumerate(elements or [Row({})]):
         log = [{"type": "log", "label": "What Lighthouse tells of it", "content": told}] if told else ()
         yield Finding(
-            title=": ".join(filter(None, (audit["title"], audit["displayValue"]))),
-            severity=IMPACT.get(details.row("debugData")["impact"], severity),
-            rule=audit["id"],
+            ": ".join(filter(None, (audit["title"], audit["displayValue"]))),
+            IMPACT.get(details.row("debugData")["impact"], severity),
+            audit["id"],
             page=url,
             part=node["selector"],
             code=node["snippet"],
@@ -336,9 +383,9 @@ def bandit(report: Row) -> Iterator[Finding]:
         line, cwe = each.line("line_number"), each.row("issue_cwe").line("id")
         lines = dict(text.partition(" ")[::2] for text in each["code"].splitlines())
         yield Finding(
-            title=each["issue_text"],
-            severity=severity_of(each["issue_severity"], "info"),
-            rule=each["test_id"],
+            each["issue_text"],
+            severity_of(each["issue_severity"], "info"),
+            each["test_id"],
             path=each["filename"].removeprefix("./"),
             line=line,
             code=lines.get(str(line), ""),
@@ -357,9 +404,10 @@ def eslint(file: Row) -> Iterator[Finding]:
             yield unchecked(each["message"], path=path, line=line)
             continue
         yield Finding(
-            title=each["message"],
-            severity="high" if each.number("severity") == 2 else "medium",
-            rule=each["ruleId"],
+            each["message"],
+            "high" if each.number("severity") == 2 else "medium",
+            each["ruleId"],
+            has_message=True,
             path=path,
             line=line,
             code=lines[line - 1] if line and line <= len(lines) else "",
@@ -367,11 +415,15 @@ def eslint(file: Row) -> Iterator[Finding]:
 
 
 def mypy(each: Row) -> Iterator[Finding]:
-    """Read what mypy found (`mypy --output json`)."""
+    """Read what mypy found (`mypy --output json`); at a file that it cannot parse it stops, whatever else there is."""
+    if each["code"] == "syntax":
+        yield unchecked(f"mypy stopped at {each['file']}:{each.line('line') or 1}: {each['message']}")
+        return
     yield Finding(
-        title=each["message"],
-        severity="high" if each["severity"] == "error" else "low",
-        rule=each["code"],
+        each["message"],
+        "high" if each["severity"] == "error" else "low",
+        each["code"],
+        has_message=True,
         path=each["file"],
         line=each.line("line"),
         fixes=(each["hint"],),
@@ -383,13 +435,14 @@ PYLINT_TYPES = {"error": "high", "warning": "medium", "refactor": "low", "conven
 
 def pylint(each: Row) -> Iterator[Finding]:
     """Read what pylint found (`--output-format=json`)."""
-    if each["type"] == "fatal":
+    if each["type"] == "fatal" or each["symbol"] == "syntax-error":
         yield unchecked(each["message"], path=each["path"], line=each.line("line"))
         return
     yield Finding(
-        title=each["message"],
-        severity=PYLINT_TYPES.get(each["type"], "info"),
-        rule=each["symbol"],
+        each["message"],
+        PYLINT_TYPES.get(each["type"], "info"),
+        each["symbol"],
+        has_message=True,
         path=each["path"],
         line=each.line("line"),
         description=(each["obj"] and f"In {each['obj']}",),
@@ -403,31 +456,78 @@ def pylint_2(report: Row) -> Iterator[Finding]:
         yield from pylint(each)
 
 
+FAILURES = ("failure", "error")  # of a case
+SUITES = ("testsuites", "testsuite")
+
+
+class Tests(Struct):
+    """The test cases of all JUnit files of a command, which are judged together: one class may have none."""
+
+    files: list[str] = []
+    run: int = 0
+    error: str = ""
+
+    def add(self, name: str, document: ElementTree.Element) -> None:
+        """Count the cases of a file."""
+        self.files.append(name)
+        for case in document.iter("testcase"):
+            if (error := case.find("error")) is not None:
+                self.error = self.error or error.get("message", "") or "an error without a message"
+            elif case.find("skipped") is None:
+                self.run += 1
+
+    def require_some(self) -> None:
+        """Check that a test was run. :raises ValidationFailed: if all were skipped, or ended with an error."""
+        if self.files and not self.run:
+            told = f"nothing but errors: {self.error}" if self.error else "no test was run"
+            raise refusal(f"{', '.join(self.files)}: {told}")
+
+
 def junit(tests: ElementTree.Element) -> Iterator[Finding]:
-    """Read the tests that failed (https://github.com/testmoapp/junitxml)."""
-    cases = list(tests.iter("testcase"))
-    errors = [error for case in cases if (error := case.find("error")) is not None]
-    if all(case.find("skipped") is not None for case in cases):
-        raise refusal("no test was run")
-    if len(errors) == len(cases):
-        raise refusal(f"nothing but errors: {errors[0].get('message')}")
-    for case in cases:
-        failure = next((each for each in case if each.tag in ("failure", "error")), None)
-        if failure is None:
+    """Read the tests that failed (https://github.com/testmoapp/junitxml), and suites that count more than they show."""
+    yield from uncounted(tests)
+    for case in tests.iter("testcase"):
+        failure = next((each for each in case if each.tag in FAILURES), None)
+        if failure is None and case.get("status") != "failed":
             continue
         name, group, file = (case.get(key, "") for key in ("name", "classname", "file"))
-        log = cut_bytes("".join(failure.itertext()).strip(), SNIPPET)
-        said = failure.get("message", "").strip() or log or failure.tag
+        told = case if failure is None else failure
+        log = cut_bytes("".join(told.itertext()).strip(), SNIPPET)
+        said = told.get("message", "").strip() or log or "failure"
         yield Finding(
-            title=f"{name}: {said.splitlines()[0]}",
-            severity="high",
-            rule=".".join(filter(None, (group, name))),
+            f"{name}: {said.splitlines()[0]}",
+            "high",
+            ".".join(filter(None, (group, name))),
             path=file,
             part="" if file else group,
-            description=(failure.get("message"),),
-            tags=[failure.tag],
+            description=(told.get("message"),),
+            tags=["failure" if failure is None else failure.tag],
             evidence=[{"type": "log", "label": "What the test says", "content": log}] if log else (),
         )
+
+
+def uncounted(tests: ElementTree.Element) -> Iterator[Finding]:
+    """Yield a finding for each error outside of a case, and for failures that no case of a suite shows.
+
+    It has no place, as those of cases do not lie in the suite.
+    """
+    shown = dict[ElementTree.Element, int]()
+    for each in reversed([*tests.iter()]):  # inner ones come first
+        name, count, reasons = each.get("name", ""), sum(shown[inner] for inner in each), list[str]()
+        if each.tag == "testcase":
+            count = sum(inner.tag in FAILURES for inner in each) or int(each.get("status") == "failed")
+        elif each.tag in SUITES:
+            for error in each.findall("error"):
+                said = error.get("message") or "".join(error.itertext()).strip() or "an error without a message"
+                reasons.append(said)
+                count += 1
+            told = sum(int(number) for key in ("errors", "failures") if (number := each.get(key, "")).isdecimal())
+            if told > count:
+                reasons.append(f"{told - count:,} failures that the report counts and does not show")
+                count = told
+        for reason in reasons:
+            yield unchecked(": ".join(filter(None, (name, reason))), mark=name)
+        shown[each] = count
 
 
 # ---------------------------------------------------------------------------
@@ -444,9 +544,9 @@ def npm_audit(report: Row) -> Iterator[Finding]:
         upgrade = f"Upgrade to {fix.get('name')} {fix.get('version')}" if isinstance(fix, dict) else "Run npm audit fix"
         for advisory in (Row(each) for each in package.items("via") if not isinstance(each, str)):
             yield Finding(
-                title=f"{name}: {advisory['title'] or 'vulnerable version'}",
-                severity=severity_of(advisory["severity"] or package["severity"]),
-                rule=advisory["url"].rpartition("/")[2],
+                f"{name}: {advisory['title'] or 'vulnerable version'}",
+                severity_of(advisory["severity"] or package["severity"]),
+                advisory["url"].rpartition("/")[2],
                 part=name,
                 description=(f"Versions {advisory['range']}, in {', '.join(package.texts('nodes'))}",),
                 fixes=(upgrade if fix else None, advisory["url"]),
@@ -467,9 +567,9 @@ def pip_audit(report: Row) -> Iterator[Finding]:
         for each in package.rows("vulns"):
             fixed = " or ".join(each.texts("fix_versions"))
             yield Finding(
-                title=f"{name} {package['version']} has the vulnerability {each['id']}",
-                severity="high",
-                rule=each["id"],
+                f"{name} {package['version']} has the vulnerability {each['id']}",
+                "high",
+                each["id"],
                 part=name,
                 description=(each["description"],),
                 fixes=(fixed and f"Upgrade {name} to {fixed}",),
@@ -491,9 +591,9 @@ def trivy(report: Row) -> Iterator[Finding]:
         cause = each.row("CauseMetadata")
         title = each["Title"] or each["Message"] or each["VulnerabilityID"] or f"{each['Name']} licence"
         yield Finding(
-            title=f"{package}: {title}" if package else title,
-            severity=severity_of(each["Severity"]),
-            rule=each["VulnerabilityID"] or each["ID"] or each["RuleID"] or each["Name"],
+            f"{package}: {title}" if package else title,
+            severity_of(each["Severity"]),
+            each["VulnerabilityID"] or each["ID"] or each["RuleID"] or each["Name"],
             path=target,
             line=cause.line("StartLine") or each.line("StartLine"),
             part=package,
@@ -510,9 +610,9 @@ REVOKE = "Revoke the secret, then remove it from the code"
 def gitleaks(leak: Row) -> Iterator[Finding]:
     """Read where gitleaks found secrets, without these (https://github.com/gitleaks/gitleaks#reports)."""
     yield Finding(
-        title=leak["Description"] or leak["RuleID"],
-        severity="high",
-        rule=leak["RuleID"],
+        leak["Description"] or leak["RuleID"],
+        "high",
+        leak["RuleID"],
         path=leak["File"],
         line=leak.line("StartLine"),
         mark=leak["Match"] or "secret",
@@ -527,9 +627,9 @@ def detect_secrets(report: Row) -> Iterator[Finding]:
     results = report.row("results")
     for path, secret in [(file, each) for file in results.members for each in results.rows(file)]:
         yield Finding(
-            title=f"{secret['type']} in the code",
-            severity="critical" if secret.members.get("is_verified") is True else "high",
-            rule=secret["type"],
+            f"{secret['type']} in the code",
+            "critical" if secret.members.get("is_verified") is True else "high",
+            secret["type"],
             path=path,
             line=secret.line("line_number"),
             mark=secret["hashed_secret"] or "secret",
@@ -589,21 +689,33 @@ ADVICE = (
     ("scan_info warnings ignored_warnings", "have brakeman write SARIF: brakeman --format sarif"),
     ("advisories metadata", "have npm 7 or newer write it: npm audit --json"),
     ("id impact nodes helpUrl", "write all that axe.run() returns, not its violations alone"),
+    ("violations toolOptions", "have axe write passes too, by its reporter v1 or v2: they say that it looked"),
+    ("lighthouseResult", "write the member lighthouseResult of what the API returns"),
+    ("steps name", "of a user flow of Lighthouse, write the lhr of each step"),
+    ("isRepresentativeRun jsonPath", "name the files of its jsonPath"),
+    ("auditId assertion", "name Lighthouse CI's lhr-*.json, not what it asserted"),
 )
 ACCEPTED = f"known are SARIF, and the JSON of {', '.join(dict.fromkeys(each.tool for each in KNOWN))}, and JUnit's XML"
 
 
-def xml_of(text: bytes) -> ElementTree.Element:
-    """Read XML that has no document type: so it has no entities, which may grow without end or name files."""
+XML_CONTROLS = bytes({*range(32)} - {9, 10, 13})
 
-    def refuse(*_: Any) -> None:
-        raise refusal("XML with a document type is not read")
+
+def xml_of(text: bytes) -> ElementTree.Element:
+    """Read XML whose document type defines no entities, which may grow without end or name files.
+
+    Control characters, which XML must not have and tests print, are left out.
+    """
+
+    def refuse(_: str, *more: Any) -> None:
+        if any(more):
+            raise refusal("XML with a document type that is more than a name is not read")
 
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, refuse
     try:
-        parser.Parse(text, True)
+        parser.Parse(text if b"\0" in text else text.translate(None, XML_CONTROLS), True)
     except (expat.ExpatError, LookupError, ValueError) as error:  # the latter for encodings
         raise refusal(f"is broken XML: {error}") from None
     return builder.close()
@@ -614,16 +726,24 @@ HIGH, LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (HIGH, LOW, HIGH, LOW))
 
 
-def document_of(text: bytes) -> Any:
-    """Return what a file holds: JSON, a list of what its lines hold, or XML; None where it is none of these."""
+def document_of(text: bytes) -> tuple[Any, bytes]:
+    """Parse a file as JSON, JSON lines or XML; return UNSET for anything else.
+
+    The text is returned too, mended where a tool has written half a sign.
+    """
     if text.lstrip().startswith(b"<"):
-        return xml_of(text)
+        return xml_of(text), text
     text = without_nul(text)  # which is refused in a task
     for told in (text, LONE_SURROGATE.sub(rb"\\ufffd", text)):
         for decode in (msgspec.json.decode, msgspec.json.Decoder().decode_lines):
             with contextlib.suppress(*heart.NOT_JSON):
-                return decode(told)
-    return None
+                return decode(told), told
+    return msgspec.UNSET, text
+
+
+def objects_of(document: Any) -> list[Any]:
+    """Return the items of a document; null is an empty list, as some tools write it."""
+    return document if isinstance(document, list) else [] if document is None else [document]
 
 
 def form_of(name: str, document: Any) -> Known | None:
@@ -632,34 +752,39 @@ def form_of(name: str, document: Any) -> Known | None:
     :raises ValidationFailed: for what is not known.
     """
     if isinstance(document, ElementTree.Element):
-        if document.tag in ("testsuites", "testsuite"):
+        if document.tag in SUITES:
             return JUNIT
         raise refusal(f"is XML of no known format; {ACCEPTED}")
-    if document == []:
+    objects = objects_of(document)
+    if not objects:
         empty = {each.tool: each for each in KNOWN if each.may_be_empty}
         named = [each for tool, each in empty.items() if tool in Path(name).name.lower()]
         if len(named) == 1:
             return named[0]
-        raise refusal(f"[] does not tell which tool found nothing; name the file after it: {' or '.join(empty)}")
-    objects = document if isinstance(document, list) else [document]
+        told = msgspec.json.encode(document).decode()
+        raise refusal(f"{told} does not name the tool that found nothing; name the file after it: {' or '.join(empty)}")
     if form := next((each for each in KNOWN if each.fits(objects)), None):
         return form
-    first = objects[0]
-    members = first.keys() if isinstance(first, dict) else set()
-    if advice := next((told for marks, told in ADVICE if set(marks.split()) <= members), None):
+    first = objects[0] if isinstance(objects[0], dict) else {}
+    if advice := next((told for marks, told in ADVICE if {*marks.split()} <= first.keys()), None):
         raise refusal(f"is of a format that is not read; {advice}")
-    if document is None or members & {"runs", "version", "$schema"}:
+    if isinstance(document, list) and "runs" in first:
+        raise refusal("is an array of SARIF documents; write each into a file of its own")
+    is_sarif = "runs" in first or "sarif" in str(first.get("$schema")).lower() or first.get("version") == VERSION
+    if is_sarif or document is msgspec.UNSET:
         return None
-    error = (first.get("message") or first.get("error")) if "error" in members else None
-    told = f"tells of an error: {error}" if isinstance(error, str) else f"is of no known format; {ACCEPTED}"
-    raise refusal(told)
+    error = first.get("error")
+    details = (error.get("code"), error.get("summary")) if isinstance(error, dict) else (error,)
+    reasons = [each for each in (first.get("message"), *details) if isinstance(each, str) and each]
+    if reasons and "error" in first:
+        raise refusal(f"tells of an error: {': '.join(reasons)}")
+    raise refusal(f"is of no known format; {ACCEPTED}")
 
 
 def findings_of(form: Known, document: Any) -> Iterator[Finding]:
     """Read a document of a known form. :raises ValidationFailed: where it is broken, or its tool failed."""
-    objects = document if isinstance(document, list) else [document]
     try:
-        for each in objects:
+        for each in objects_of(document):
             yield from form.read(each if form is JUNIT else Row(each))
     except (TypeError, ValueError) as error:
         raise refusal(f"is no report of {form.tool} as it is known: {error}") from None
@@ -671,39 +796,63 @@ def page_of(url: str) -> str:
         there = urlsplit(url)
     except ValueError:
         return url
-    route = f"#{there.fragment}" if there.fragment.startswith(("/", "!")) else ""
+    route = f"#{route_of(there)}" if route_of(there) else ""
     return f"{there.path or '/'}{f'?{there.query}' if there.query else ''}{route}" if there.netloc else url
 
 
-def look_up(finding: Finding, checkout: Checkout) -> None:
-    """Make a path below the checkout relative to it, and take the line of code from there where it may be shown."""
-    if uri := checkout.relative(finding.uri):
-        finding.path, finding.page = unquote(uri), ""
-    if finding.path and finding.line and not (finding.code or finding.mark):
-        finding.code = checkout.line(finding.path, finding.line)
+NO_RENAMES: Mapping[str, str] = {}
 
 
-def as_sarif(name: str, text: bytes, source: str | None, most: int) -> bytes:
-    """Return a file as a SARIF document.
+def as_sarif(
+    name: str, text: bytes, source: str | None, most: int, tests: Tests, renames: Mapping[str, str] = NO_RENAMES
+) -> tuple[bytes, bool]:
+    """Return a file as a SARIF document, and whether it was one.
 
     :param source: the checkout, for relative paths and code that is not in the file.
+    :param tests: what counts the tests of all files.
+    :param renames: paths with those that the files had before.
     :param most: bytes that the document may have.
     :raises ValidationFailed: where the file is of no known format, of a tool that failed, or comes to more.
     """
-    document = document_of(text)
+    document, text = document_of(text)
     form = form_of(name, document)
     if form is None:
-        return text if source is None else with_source(text, Path(source))
+        return (text if source is None else with_source(text, Path(source))), True
+    if form is JUNIT:
+        tests.add(name, document)
     checkout = Checkout(Path(source)) if source is not None else None
-    results, identities = list[Raw](), Identities()
+    results = list[Raw]()
     for finding in findings_of(form, document):
         finding.page = page_of(finding.page)
-        if checkout:
-            look_up(finding, checkout)
-        external_id = identities.numbered(finding.identity(form.tool))
-        results.append(Raw(msgspec.json.encode(finding.result(external_id))))
+        if checkout and (uri := checkout.relative(finding.uri)):
+            finding.path, finding.page = unquote(uri), ""
+        if checkout and finding.path and finding.line and not (finding.code or finding.mark):
+            finding.code = checkout.line(finding.path, finding.line)  # where it may be shown
+        results.append(Raw(msgspec.json.encode(finding.result(finding.identities(form.tool, renames)))))
         most -= memoryview(results[-1]).nbytes
         if most < 0:
             raise refusal("comes to more SARIF than FINDINGS_MAX_SARIF lets through: split it, or raise that")
     log = {"version": VERSION, "runs": [{"tool": {"driver": {"name": form.tool}}, "results": results}]}
-    return msgspec.json.encode(log)
+    return msgspec.json.encode(log), False
+
+
+def tell_unchecked(log: dict[str, Any], parsed: heart.Parsed) -> bool:
+    """Write into a SARIF document, as results, what it says was not checked, so that it can be sent in parts.
+
+    Return whether anything is not as it was.
+    """
+    is_partial = False
+    for report, (_, pointer) in zip(parsed.reports, parsed.extensions, strict=True):
+        _, _, run, _, number, *_ = pointer.split("/")
+        results = log["runs"][int(run)]["results"]
+        if int(number) == len(results):  # which only what was not checked has
+            finding = Finding(report.title, "high", heart.UNCHECKED, path=report.place[0])
+            name = report.external_id or ""
+            results.append(finding.result(Identities(name, old=name)))
+            is_partial = True
+    if is_partial:
+        log["runs"] = [run for run in log["runs"] if not reading_of(run).faults]
+        for invocation in objects_at(log, "runs", "invocations"):
+            for name in ("executionSuccessful", *NOTICES):
+                invocation.pop(name, None)
+    return is_partial

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from test_ci import Job, assert_one_line, job
@@ -16,7 +18,7 @@ from test_sarif import STRANGE, at, ids_of, log_with, places_in, result
 import findings_service as heart
 from findings_adapters import formats
 from findings_adapters.ci import read_documents
-from findings_adapters.sarif.reading import OURS, parse
+from findings_adapters.sarif.reading import IDENTITY, OURS, parse
 from tests.support import cases
 
 __all__ = ["job"]
@@ -58,8 +60,8 @@ FOUND = {  # severity, rule and location, by the project type
     "eslint.json": (
         "eslint",
         "high not-checked /home/ci/shop/web/broken.js:1",
-        "high no-unused-vars /home/ci/shop/web/cart.js:1",
-        "medium eqeqeq /home/ci/shop/web/cart.js:3",
+        "low no-unused-vars /home/ci/shop/web/cart.js:1",
+        "low eqeqeq /home/ci/shop/web/cart.js:3",
         "high no-eval /home/ci/shop/web/cart.js:3",
     ),
     "mypy.json": ("mypy", "high return-value shop/login.py:14", "high operator shop/login.py:18"),
@@ -90,12 +92,14 @@ FOUND = {  # severity, rule and location, by the project type
 def read(text: str | bytes, name: str = "report.json", source: Path | None = None) -> list[dict[str, Any]]:
     """Return the tasks of a report, which must be what a service takes."""
     told = text if isinstance(text, bytes) else text.encode()
-    document = formats.as_sarif(name, told, str(source) if source else None, heart.Settings().max_sarif)
+    tests = formats.Tests()
+    document, _ = formats.as_sarif(name, told, str(source) if source else None, heart.Settings().max_sarif, tests)
+    tests.require_some()
     parsed = parse(document, heart.Settings())
     assert not parsed.problems
     results = json.loads(document)["runs"][0]["results"]
     assert len(parsed.reports) == len(results)
-    return [each["properties"][OURS] | {"externalId": each["fingerprints"][OURS]} for each in results]
+    return [each["properties"][OURS] | {"externalId": each["fingerprints"][IDENTITY]} for each in results]
 
 
 def refused(text: str | bytes, name: str = "report.json") -> str:
@@ -131,8 +135,9 @@ def test_a_report_becomes_findings_that_are_known_again(samples: Job, name: str)
     tasks = samples.read("tasks?sort=createdAt&limit=200")["tasks"]
     assert {task["projectType"] for task in tasks} == {project_type}
     assert [f"{task['severity']} {task['rule']} {task['location']}" for task in tasks] == found
-    told = samples.judge(name, "--fail-on", "info", code=0)
-    assert told["runs"][0]["offendersTotal"] == 0
+    unchecked = sum(" not-checked " in each for each in found)  # which is never known
+    told = samples.judge(name, "--fail-on", "info", code=1 if unchecked else 0)
+    assert told["runs"][0]["offendersTotal"] == unchecked
     assert samples.last_run()["submitted"]["unchanged"] == len(found)
 
 
@@ -190,19 +195,16 @@ def test_a_checkout_gives_relative_paths_and_code(tmp_path: Path) -> None:
     assert [task["location"] for task in moved] == ["web/broken.js:1", *(f"web/cart.js:{line}" for line in (1, 3, 3))]
 
 
-def test_absolute_paths_are_told(samples: Job) -> None:
-    told = samples.scan("eslint.json").stderr
-    assert "absolute paths, such as /home/ci/shop/web/broken.js (4 in all)" in told
-
-
 def test_what_could_not_be_checked_is_not_resolved(job: Job) -> None:
     report = json.loads(text_of("bandit.json"))
+    elsewhere = report["results"][1] | {"filename": "other.py"}
     failed = {"filename": report["results"][0]["filename"], "reason": "syntax error while parsing AST from file"}
-    for part in ({"errors": []}, {"results": [], "errors": [failed]}):
+    for part in ({"results": [report["results"][0], elsewhere], "errors": []}, {"results": [], "errors": [failed]}):
         (job.folder / "bandit.json").write_text(json.dumps(report | part), "utf-8")
-        told = job.scan("bandit.json", "--resolve-missing").stderr
-    assert "Nothing of bandit is resolved: it says that it could not check everything." in told
-    assert {task["status"] for task in job.read("tasks")["tasks"]} == {"open"}
+        told = job.scan("bandit.json", "--resolve-missing", code=1).stderr
+    assert "bandit did not check everything: findings of rule not-checked name the places, in which nothing" in told
+    statuses = {task["location"].partition(":")[0]: task["status"] for task in job.tasks().values()}
+    assert statuses == {failed["filename"]: "open", "other.py": "resolved"}
 
 
 def test_no_pattern_of_paths_leaves_out_a_page(samples: Job) -> None:
@@ -233,6 +235,7 @@ def test_a_secret_that_its_tool_takes_for_none_is_dismissed() -> None:
 CLEAN = cases(
     pylint=("pylint.json", "[]"),
     gitleaks=("out/gitleaks-report.json", "[]"),
+    gitleaks_null=("gitleaks.json", "null\n"),
     eslint=("r.json", '[{"filePath": "a.js", "messages": []}]'),
     bandit=("r.json", '{"results": [], "errors": [], "metrics": {}}'),
     npm=("r.json", '{"auditReportVersion": 2, "vulnerabilities": {}}'),
@@ -251,11 +254,12 @@ def test_an_empty_report_is_a_clean_scan(name: str, text: str) -> None:
 
 CASE = '<testcase name="a"><error message="no such module"/></testcase>'
 FAILED = cases(
-    nobody=("[]", "[] does not tell which tool found nothing; name the file after it"),
+    nobody=("[]", "[] does not name the tool that found nothing; name the file after it"),
+    nobody_null=("null", "null does not name the tool that found nothing"),
     axe=('{"url": "https://x/", "violations": [], "passes": []}', "axe applied no rule to https://x/"),
     pa11y=(
         '{"total": 1, "passes": 0, "errors": 1, "results": {"https://x/": [{"message": "net::ERR"}]}}',
-        "pa11y could not test https://x/: net::ERR",
+        "pa11y-ci tested no page: net::ERR",
     ),
     pa11y_nothing=('{"total": 0, "passes": 0, "errors": 0, "results": {}}', "pa11y-ci tested no page"),
     lighthouse=(
@@ -267,11 +271,15 @@ FAILED = cases(
     pip=('{"dependencies": [{"name": "a", "skip_reason": "offline"}], "fixes": []}', "audited nothing: offline"),
     pip_nothing=('{"dependencies": [], "fixes": []}', "pip-audit audited nothing"),
     npm=('{"message": "405 Method Not Allowed", "error": {"summary": ""}}', "tells of an error: 405 Method Not"),
+    npm_code=('{"error": {"code": "ENOLOCK", "summary": "no lock"}}', "tells of an error: ENOLOCK: no lock"),
     junit=(f"<testsuites><testsuite>{CASE}</testsuite></testsuites>", "nothing but errors: no such module"),
     junit_nothing=('<testsuite tests="0"/>', "no test was run"),
     junit_broken=("<testsuite><testcase>", "is broken XML: "),
-    laughs=('<!DOCTYPE t [<!ENTITY a "ha">]><testsuite>&a;</testsuite>', "a document type is not read"),
-    file=('<!DOCTYPE t [<!ENTITY a SYSTEM "file:///etc/passwd">]><testsuite/>', "a document type is not read"),
+    laughs=(
+        '<!DOCTYPE t [<!ENTITY a "ha">]><testsuite>&a;</testsuite>',
+        "a document type that is more than a name is not read",
+    ),
+    file=('<!DOCTYPE t [<!ENTITY a SYSTEM "file:///etc/passwd">]><testsuite/>', "a document type that is more"),
     deep_xml=("<testsuite>" * 200_000, "is broken XML"),
     deep_and_closed_xml=("<testsuite>" * 200_000 + "</testsuite>" * 200_000, "no test was run"),
     unknown_encoding=('<?xml version="1.0" encoding="x"?><testsuite/>', "is broken XML"),
@@ -285,14 +293,102 @@ def test_a_scan_that_failed_or_dangerous_xml_is_no_clean_scan(text: str, said: s
     assert said in refused(text)
 
 
+HIDDEN = [f"{n} failures that the report counts and does not show" for n in ("b: 2", "1", "b: 1")]
+SUITES = cases(
+    counted=('<testsuite name="b" errors="1"/>', HIDDEN[2:]),
+    counted_above=('<testsuites errors="2" failures="1"><testsuite name="b" errors="2"/></testsuites>', HIDDEN[:2]),
+    counted_once=('<testsuites errors="1"><testsuite name="b" errors="1"/></testsuites>', HIDDEN[2:]),
+    outside=('<testsuite name="b" errors="1"><error message="no such module"/></testsuite>', ["b: no such module"]),
+    shown=('<testsuite name="b" failures="1"><testcase name="x"><error/></testcase></testsuite>', ()),
+    no_number=('<testsuite name="b" errors="none"/>', ()),
+)
+
+
+@pytest.mark.parametrize(("text", "reasons"), SUITES)
+def test_a_suite_that_could_not_run_is_not_clean(text: str, reasons: Sequence[str]) -> None:
+    tasks = read(f'<testsuites>{text}<testsuite><testcase name="good"/></testsuite></testsuites>')
+    unchecked = [(task["title"], task.get("location")) for task in tasks if task["rule"] == "not-checked"]
+    assert unchecked == [(f"Not checked: {reason}", None) for reason in reasons]
+
+
+def test_a_case_is_failed_by_its_status_too_and_what_a_terminal_obeys_is_left_out() -> None:
+    failed = '<testcase classname="a" name="b" status="failed"><system-out>\x1b[31mred</system-out></testcase>'
+    (task,) = read(f"<!DOCTYPE testsuites><testsuite failures='1'>{failed}</testsuite>")
+    assert (task["rule"], task["title"], task["evidence"][0]["content"]) == ("a.b", "b: [31mred", "[31mred")
+
+
+def test_files_of_tests_are_judged_together(job: Job) -> None:
+    files = {
+        "good.xml": '<testsuite><testcase name="a"/></testsuite>',
+        "empty.xml": '<testsuite tests="0"/>',
+        "skipped.xml": '<testsuite tests="1"><testcase name="s"><skipped/></testcase></testsuite>',
+        "thrown.xml": '<testsuite errors="1"><testcase name="t"><error message="x"/></testcase></testsuite>',
+    }
+    for name, text in files.items():
+        (job.folder / name).write_text(text, "utf-8")
+    job.scan("good.xml", "empty.xml", "skipped.xml", code=0)
+    job.scan(*files, code=1)
+    assert job.last_run()["submitted"]["created"] == 1
+    assert_one_line(job.scan("empty.xml", "skipped.xml"), 2, "Error: empty.xml, skipped.xml: no test was run")
+    assert_one_line(job.scan("empty.xml", "thrown.xml"), 2, "empty.xml, thrown.xml: nothing but errors: x")
+
+
+MOVED = cases(
+    login=("https://shop.example/account", "https://login.example/?next=account", True),
+    another=("https://shop.example/account", "https://shop.example/", True),
+    scheme=("http://shop.example", "https://www.shop.example/", False),
+    query=("https://shop.example/a", "https://shop.example/a/?lang=en#top", False),
+    route=("https://shop.example/#/shop", "https://shop.example/#/login", True),
+    same_route=("https://shop.example", "https://shop.example/#/", False),
+    page_in_query=("https://shop.example/?p=shop", "https://shop.example/?p=login", True),
+    more_in_query=("https://shop.example/?p=shop", "https://shop.example/?lang=en&p=shop", False),
+    default_port=("http://Shop.example:80/a", "https://shop.example:443/a", False),
+    another_port=("https://shop.example/a", "https://shop.example:8443/a", True),
+    nowhere=("https://shop.example/a", "", True),
+)
+
+
+@pytest.mark.parametrize(("wanted", "final", "is_another"), MOVED)
+def test_a_page_that_led_to_another_is_not_checked(job: Job, wanted: str, final: str, is_another: bool) -> None:
+    report = json.loads(text_of("lighthouse.json"))
+    place = wanted.removeprefix("https://shop.example")
+    for told in (
+        dict.fromkeys(("requestedUrl", "finalUrl", "finalDisplayedUrl"), wanted),
+        {"finalDisplayedUrl": final},
+    ):
+        (job.folder / "page.json").write_text(json.dumps(report | told | {"requestedUrl": wanted}), "utf-8")
+        job.scan("page.json", "--resolve-missing")
+    unchecked = job.read("tasks?rule=not-checked")["tasks"]
+    assert [task["location"] for task in unchecked] == ([place] if is_another else [])
+    if is_another:
+        assert "led to " + (final or "a page that the report does not name") in unchecked[0]["title"]
+        there = job.read(f"tasks?limit=200&location={quote(place)}")["tasks"]
+        assert {task["status"] for task in there} == {"open"}
+
+
 def test_what_a_tool_could_not_look_at_is_a_finding() -> None:
     audits = {"lcp": {"title": "LCP", "scoreDisplayMode": "error", "score": None, "errorMessage": "NO_LCP"}}
     categories = {"performance": {"auditRefs": [{"id": "lcp", "weight": 25}]}}
     report = {"lighthouseVersion": "12", "finalUrl": "https://x/a", "audits": audits, "categories": categories}
     fatal = {"message-id": "F0010", "type": "fatal", "symbol": "parse-error", "path": "a.py", "message": "no"}
-    for document, location, title in ((report, "/a", "Not checked: LCP: NO_LCP"), ([fatal], "a.py", "Not checked: no")):
+    slow = "The page loaded too slowly to finish within the time limit. Results may be incomplete."
+    late = report | {"audits": {"lcp": {}}, "runWarnings": ["Not English", slow]}
+    broken = fatal | {"message-id": "E0001", "type": "error", "symbol": "syntax-error"}
+    stopped = {"file": "a.py", "line": 3, "code": "syntax", "severity": "error", "message": "no", "hint": None}
+    threw = {"id": "r", "help": "Rule", "nodes": [{"html": "<p>"}], "error": {"message": "no"}}
+    page = {"url": "https://x/a", "violations": [], "passes": [], "incomplete": [threw]}
+    pages = {"results": {"https://x/a": [{"message": "net::ERR"}], "https://x/b": []}}
+    for document, location, title in (
+        (report, "/a", "Not checked: LCP: NO_LCP"),
+        (late, "/a", f"Not checked: {slow}"),
+        ([fatal], "a.py", "Not checked: no"),
+        ([broken], "a.py", "Not checked: no"),
+        ([stopped], None, "Not checked: mypy stopped at a.py:3: no"),
+        (page, "/a", "Not checked: Rule: no"),
+        ({"total": 2, "passes": 1, "errors": 1} | pages, "/a", "Not checked: https://x/a could not be tested"),
+    ):
         (task,) = read(json.dumps(document))
-        assert (task["rule"], task["location"], task["title"]) == ("not-checked", location, title)
+        assert (task["rule"], task.get("location"), task["title"][: len(title)]) == ("not-checked", location, title)
 
 
 OTHERS = cases(

@@ -59,6 +59,7 @@ from findings_features import exports  # noqa: E402
 SARIF = "application/sarif+json"
 OURS = "findingsTaskService/v1"
 TARGET = "https://example.com/repo"
+RENAMES = "findingsTaskService/renames"
 
 
 # Helpers and fixtures
@@ -299,7 +300,7 @@ WILD = cases(
         {"rules": [{"id": "R1", "helpUri": "https://h/1"}]},
     ),
     percent_encoded=seen({"label": "a b/é.py:1"}, locations=[at("a%20b/%C3%A9.py")]),
-    a_windows_drive=seen({"label": "C:/src/a.cs:1"}, locations=[at(r"C:\src\a.cs")]),
+    a_windows_drive=seen({"label": "c:/src/a.cs:1"}, locations=[at(r"C:\src\a.cs")]),
     an_absolute_path=seen({"label": "/home/me/a.py:1"}, locations=[at("file:///home/me/a.py")]),
     an_address=seen({"label": "https://example.com/a%20b:1"}, locations=[at("https://example.com/a%20b")]),
     a_relative_base=seen(
@@ -328,6 +329,22 @@ WILD = cases(
         taxa=[{"id": "79", "toolComponent": {"name": "CWE"}}, {"id": "CWE-80", "toolComponent": {"index": 0}}],
     ),
     a_suppressed_result=seen({"status": "dismissed"}, suppressions=[{"kind": "inSource"}]),
+    tags_that_are_too_long_or_too_many=seen(
+        {"tags": [f"t{n}" for n in range(20)]},
+        properties={"tags": [*(f"{n}" * 65 for n in range(35)), *(f"t{n}" for n in range(30))]},
+    ),
+    control_characters=seen(
+        {"rule": "R 1", "location": "a b.py:7", "tags": ["a b", "\ufffd"]},
+        ruleId="R\x1b1",
+        locations=[at("a%0Ab.py", 7)],
+        properties={"tags": ["a\tb", "\0", "a b"]},
+    ),
+    blank_marks=seen(
+        {"rule": None, "location": None, "tags": []},
+        ruleId=" ",
+        locations=[at("%20", 7)],
+        properties={"tags": [" ", "\n", ""]},
+    ),
     a_rule_that_is_set_anew_for_a_run=seen({"severity": "low"}, {"rules": [{"id": "R1"}], "invocations": [OVERRIDES]}),
 )
 
@@ -405,69 +422,92 @@ def test_a_result_fills_rule_location_and_tags_beside_its_extensions(client: Cli
     assert foreign_marks(*told) == (*marks, heart.to_json_text(tags))
 
 
-UNFIT = cases(
-    too_long_or_too_many=(
-        {"properties": {"tags": [*(f"{n}" * 65 for n in range(35)), *(f"t{n}" for n in range(30))]}},
-        ("R1", "src/a.py:3", [f"t{n}" for n in range(20)]),
-    ),
-    control_characters=(
-        {"ruleId": "R\x1b1", "locations": [at("a%0Ab.py", 7)], "properties": {"tags": ["a\tb", "\0", "a b"]}},
-        ("R 1", "a b.py:7", ["a b", "\ufffd"]),
-    ),
-    blank=({"ruleId": " ", "locations": [at("%20", 7)], "properties": {"tags": [" ", "\n", ""]}}, (None, None, [])),
-)
-
-
-@pytest.mark.parametrize(("members", "expected"), UNFIT)
-def test_no_run_is_lost_for_a_rule_location_or_tags_that_do_not_fit(
-    client: Client, members: Any, expected: tuple[str | None, str | None, list[str]]
-) -> None:
-    found = only_task(client, log_with(result(**members)))
-    assert (found["rule"], found["location"], found["tags"]) == expected
-
-
 # Identity
 
 MARKS = {"fingerprints": {"a": "1"}, "correlationGuid": "11111111-1111-1111-1111-111111111111"}
 PARTIAL = {"partialFingerprints": {"p": "1"}}
 
 
-IDENTITIES = cases(  # members of two results, and whether they are one finding
-    moved_line=({}, {"locations": [at("src/a.py", 99, "eval(x)")]}, True),
-    indented=({}, {"locations": [at("src/a.py", 3, "\teval(x)\n")]}, True),
-    reworded=({}, {"message": {"text": "Another word"}}, True),
-    new_guid=({"guid": "1"}, {"guid": "2"}, True),
-    fingerprints_before_the_path=(MARKS, MARKS | PARTIAL | {"locations": [at("b.py")]}, True),
-    correlation=({"correlationGuid": "a"}, {"correlationGuid": "A", "locations": [at("b.py")]} | PARTIAL, True),
-    partial_fingerprints_before_the_snippet=(PARTIAL, PARTIAL | {"locations": [at("src/a.py", 1, "other")]}, True),
-    a_word_in_place_of_a_fingerprint=({}, {"fingerprints": {"matchBasedId/v1": "requires login"}}, True),
-    rule=({}, {"ruleId": "R2"}, False),
-    fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"a": "2"}}, False),
-    another_correlation=({"correlationGuid": "1"}, {"correlationGuid": "2"}, False),
-    path_of_a_partial_fingerprint=(PARTIAL, PARTIAL | {"locations": [at("b.py", 3, "eval(x)")]}, False),
-    code=({}, {"locations": [at("src/a.py", 3, "eval(y)")]}, False),
-    logical_place=(named("f"), named("g"), False),
+def test_twins_are_numbered_through_a_document(client: Client) -> None:
+    twins = [result(locations=[at("src/a.py", line, "eval(x)")]) for line in (3, 5, 9)]
+    bring(client, log_of(run_of(*twins[:2]), run_of(twins[2])))
+    first, *others = [each["externalId"] for each in tasks_of(client)]
+    assert others == [f"{first}-2", f"{first}-3"]
+    assert ids_of(log_with(result())) == [first]
+
+
+# What was not looked at
+
+
+def said(*places: str, level: str = "error", text: str = "Timeout") -> dict[str, Any]:
+    """Return what a tool says of itself."""
+    there = {"locations": [at(each) for each in places]} if places else {}
+    return {"level": level, "message": {"text": text}} | there
+
+
+def called(*notices: Any, kind: str = "Execution", **members: Any) -> dict[str, Any]:
+    """Return how a tool was called, with what it says of that."""
+    return {"invocations": [{f"tool{kind}Notifications": list(notices)} | members]}
+
+
+FAILED = {"invocations": [{"executionSuccessful": False}]}
+ELSEWHERE = {"location": {"uri": "x.sarif-external-properties"}}
+UNCHECKED = cases(
+    a_file=(log_with(**called(said("a.js"))), [("Not checked: Timeout", "a.js")]),
+    files=(
+        log_with(**called(said("a.js", "b.js"), said("b.js", text="Again"), said(text="All"))),
+        [("Not checked: Timeout", "a.js"), ("Not checked: Timeout", "b.js"), ("Not checked: All", None)],
+    ),
+    set_up=(log_with(**called(said(text="No such rule"), kind="Configuration")), [("Not checked: No such rule", None)]),
+    without_words=(
+        log_with(**called({"level": "error", "descriptor": {"id": "E1"}, "message": {"id": "x"}})),
+        [("Not checked: E1", None)],
+    ),
+    a_warning=(log_with(**called(said("a.js", level="warning"))), []),
+    a_note_without_a_level=(log_with(**called({"message": {"text": "x"}})), []),
+    an_exit_code=(log_with(invocations=[{"executionSuccessful": True, "exitCode": 1}]), []),
+    the_root=(log_with(**called(said("a.js", ".", "file:///"))), [("Timeout", "a.js"), ("Timeout", None)]),
+    the_base=(
+        log_with(result(), **called(said("file:///r/")), **in_bases(ROOT=("file:///r/", None))),
+        [("Timeout", None)],
+    ),
+    absolute_without_results=(log_with(**called(said("file:///r/a.js"))), [("Timeout", None)]),
+    absolute_beside_relative_results=(log_with(result(), **called(said("file:///r/a.js"))), [("Timeout", None)]),
+    absolute_like_the_results=(
+        log_with(result(locations=[at("/r/b.js")]), **called(said("file:///r/a.js"))),
+        [("Timeout", "/r/a.js")],
+    ),
+    failed_beside_results=(log_with(result(), **FAILED), [("Not checked: the scanner says that it failed", None)]),
+    failed_at_a_place=(
+        log_with(result(), **called(said("a.js"), executionSuccessful=False)),
+        [("Not checked: Timeout", "a.js")],
+    ),
+    one_of_two_without_results=(log_of(run_of(result()), run_of() | {"results": None}), [("run of Scanner: ", None)]),
+    one_of_two_without_a_name=(log_of({"tool": {}, "results": []}, run_of()), [("run of a tool: ", None)]),
+    one_of_two_failed=(log_of(run_of(), run_of(name="B", **FAILED)), [("run of B: ", None)]),
+    one_of_two_elsewhere=(
+        log_of(run_of(), run_of(externalPropertyFileReferences={"driver": ELSEWHERE})),
+        [("externalPropertyFileReferences/driver", None)],
+    ),
 )
 
 
-@pytest.mark.parametrize(("one", "other", "same"), IDENTITIES)
-def test_an_identity_outlives_what_moves_and_tells_findings_apart(one: Any, other: Any, same: bool) -> None:
-    assert (ids_of(log_with(result(**one))) == ids_of(log_with(result(**other)))) is same
+@pytest.mark.parametrize(("document", "expected"), UNCHECKED)
+def test_what_a_scanner_did_not_look_at_is_a_finding(document: Any, expected: list[tuple[str, str | None]]) -> None:
+    parsed = parse(document)
+    assert not parsed.problems
+    found = [each for each in parsed.reports if each.rule == "not-checked"]
+    assert [each.location for each in found] == [place for _, place in expected]
+    assert all(title in each.title for each, (title, _) in zip(found, expected, strict=True))
+    assert {each.severity for each in found} <= {heart.RANKS["high"]}
 
 
-def test_results_that_come_to_the_same_are_numbered_through_the_document() -> None:
-    first, second, third = ids_of(log_of(run_of(result(), result()), run_of(result())))
-    assert (second, third) == (f"{first}-2", f"{first}-3")
-    assert ids_of(log_with(result(), result(ruleId="R2")))[0] == first
-
-
-def test_a_moved_line_that_is_suppressed_leaves_a_finding_as_it_is_but_for_its_line(client: Client) -> None:
-    bring(client, log_with(result()))
-    suppressed = result(locations=[at("src/a.py", 42, "eval(x)")], suppressions=[{"kind": "external"}])
-    moved, again = (bring(client, log_with(suppressed)) for _ in range(2))
-    assert (done(moved), done(again)) == ((0, 1, 0, 0), (0, 0, 0, 1))
-    assert client.history(moved["tasks"][0]["id"])[-1]["changed"] == ["evidence", "extensions", "location"]
-    assert tasks_of(client)[0]["status"] == "open"
+def test_what_was_not_checked_is_known_again_by_its_place(client: Client) -> None:
+    document = log_with(result(), **called(said("a.js"), said(text="All")))
+    assert done(bring(client, document)) == (3, 0, 0, 0)
+    assert done(bring(client, document)) == (0, 0, 0, 3)
+    another = log_with(result(), **called(said("a.js", text="Out of memory"), said(text="All")))
+    assert done(bring(client, another)) == (0, 1, 0, 2)
 
 
 # What is refused
@@ -484,6 +524,15 @@ REFUSED = cases(
     results_that_are_no_array=(log_of(run_of() | {"results": {}}), "/runs/0/results"),
     a_result_that_is_none=(log_with(result(), 5), "/runs/0/results/1"),
     failed=(log_with(invocations=[{}, {"executionSuccessful": False}]), "/runs/0/invocations/1/executionSuccessful"),
+    elsewhere=(
+        log_with(externalPropertyFileReferences={"results": [ELSEWHERE]}),
+        "/runs/0/externalPropertyFileReferences/results",
+    ),
+    wrongly_elsewhere=(log_with(externalPropertyFileReferences=5), "/runs/0/externalPropertyFileReferences"),
+    a_notice_of_a_wrong_type=(
+        log_with(**called({"level": "fatal"})),
+        "/runs/0/invocations/0/toolExecutionNotifications/0/level",
+    ),
     a_wrong_type=(log_with(result(message="x")), "/runs/0/results/0/message"),
     a_wrong_type_deep_down=(
         log_with(result(), result(locations=[at("a.py", True)])),
@@ -518,6 +567,11 @@ NO_JSON = (
 def test_what_is_no_json_is_malformed(client: Client, run: str) -> None:
     for body in NO_JSON:
         assert_problem(send(client, run, body), 400, "malformed_json")
+
+
+def test_a_document_that_is_sent_as_json_is_told_how_to_be_sent(client: Client, run: str) -> None:
+    answer = client.post(f"/api/v1/runs/{run}/tasks", json=log_with(result()))
+    assert (answer.status_code, SARIF in answer.json["errors"][0]["detail"]) == (422, True)
 
 
 def test_every_bad_result_is_told_before_more_of_one(client: Client, run: str) -> None:
@@ -853,10 +907,13 @@ def test_a_result_without_a_snippet_gets_its_line_from_a_checkout(tmp_path: Path
         result(locations=[at("a.py", 9)]),
         result(locations=[at("none.py", 1)]),
     ]
-    document = with_source(b"\xef\xbb\xbf" + bytes_of(log_with(*results)), folder)
+    notices = (called(said((folder / "a.py").as_uri()), kind=kind) for kind in ("Execution", "Configuration"))
+    invocations = [each["invocations"][0] for each in notices]
+    document = with_source(b"\xef\xbb\xbf" + bytes_of(log_with(*results, invocations=invocations)), folder)
     assert snippets_of(document) == ["two", "one", "its own", None, None]
     paths = [msgspec.json.decode(report.extensions or "")["file"] for report in parse(document).reports]
-    assert paths == ["a.py", "a.py", "a.py", "a.py", "none.py"]
+    assert paths == ["a.py", "a.py", "a.py", "a.py", "none.py", "a.py"]
+    assert b"file://" not in document
 
 
 def test_nothing_outside_of_a_checkout_is_read(tmp_path: Path) -> None:
@@ -920,15 +977,6 @@ def test_all_else_of_a_document_stays_as_it_is(tmp_path: Path) -> None:
     for text in (b"", b"{", b"[]", b'{"runs": 5}', bytes_of(log_of({"results": 5})), bytes_of(STAYING)):
         got = with_source(text, tmp_path)
         assert got == text or json.loads(got) == json.loads(text)
-
-
-def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_path: Path) -> None:
-    ids = []
-    for line, text in ((2, "import os\neval(x)\n"), (4, "import os\n\n\n    eval(x)\n")):
-        folder = checkout(tmp_path / f"{line}", a=text)
-        document = bytes_of(log_with(result(locations=[at((folder / "a.py").as_uri(), line)])))
-        ids.append(ids_of(with_source(document, folder)))
-    assert ids[0] == ids[1]
 
 
 # Whatever comes
@@ -1085,8 +1133,9 @@ def test_scan_reads_a_document_that_the_service_takes_in_parts(tmp_path: Path) -
     results = ({"ruleIndex": 0, "locations": [at(f"{n}.py")]} for n in range(9000))
     path.write_bytes(bytes_of(log_with(*results, rules=[{"id": "R", **FULL_TEXT}])))
     assert parse(path.read_bytes()).problems
-    parts = ci.prepare(ci.Decider(ci.Config()), ci.read_documents([str(path)], None), by_tool=False)[""].documents
-    stored = [parse(document) for _, document in parts]
+    documents = ci.read_documents([str(path)], None)
+    parts = ci.prepare(ci.Decider(ci.Config()), documents, by_tool=False, most=MOST)[""].documents
+    stored = [parse(each.text) for each in parts]
     assert [each.problems for each in stored] == [[]] * len(parts)
     assert sum(len(each.reports) for each in stored) == 9000
 
@@ -1204,7 +1253,11 @@ def test_what_a_real_scanner_found_goes_in_and_out_and_in_again_unchanged(
     app: flask.Flask, client: Client, tmp_path: Path, scanner: str
 ) -> None:
     document = with_source(scanned(scanner, tmp_path / "source"), tmp_path / "source")
-    count = len(json.loads(document)["runs"][0]["results"])
+    results = json.loads(document)["runs"][0]["results"]
+    files = [each["locations"][0]["physicalLocation"] for each in results]
+    starts = ((each["region"]["startLine"], each["region"].get("startColumn")) for each in files)
+    at_once = zip(results, files, starts, strict=True)  # one place is one finding, as where bandit reports it twice
+    count = len({(each["ruleId"], file["artifactLocation"]["uri"], *start) for each, file, start in at_once})
     assert done(bring(client, document)) == (count, 0, 0, 0)
     assert done(bring(client, document)) == (0, 0, 0, count)
     exported = export(client)

@@ -14,7 +14,8 @@ import operator
 
 import findings_features.exports as exports
 import findings_service as heart
-from findings_adapters.sarif.reading import judge, parse
+from findings_adapters.sarif.admitted import judge
+from findings_adapters.sarif.reading import parse
 from findings_adapters.sarif.writing import write_sarif
 
 SARIF = "application/sarif+json"

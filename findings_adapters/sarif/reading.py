@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 import itertools
 import math
 import posixpath
@@ -11,7 +10,8 @@ import re
 import sys
 import time
 import typing
-from collections import Counter
+import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,11 +19,16 @@ from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 import findings_service as heart
-from findings_adapters.marks import end_of, foreign_marks
+from findings_adapters.marks import cut_bytes, foreign_marks
+from findings_adapters.sarif.identities import IDENTITY, OLD_IDENTITY, OURS, Identities, Place, identities_of
+from findings_adapters.sarif.twins import numbering
 
-OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
+# In a run's property bag, written by `scan`: paths with earlier ones, and the folder that its relative paths lie in.
+RENAMES = "findingsTaskService/renames"
+FOLDER = "findingsTaskService/folder"
 
 # ---------------------------------------------------------------------------
 # What is read of a document
@@ -32,8 +37,11 @@ OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our membe
 # Everything is optional, and null is nothing: tools leave out what the standard requires. What is large is left
 # unread, as Raw, and read piece by piece.
 
-Whole = Annotated[float, Meta(multiple_of=1)]  # where the standard says integer; some write 1.0
-Level = Literal["none", "note", "warning", "error"]
+Item = TypeVar("Item")
+String = str | None
+Several = list[Item | None] | None
+Whole = Annotated[float, Meta(multiple_of=1)] | None  # where the standard says integer; some write 1.0
+Level = Literal["none", "note", "warning", "error"] | None
 UNREAD = msgspec.field(default_factory=Raw)
 
 
@@ -43,6 +51,14 @@ class Part(Struct, rename="camel", gc=False):
 
 class Key(Struct, rename="camel", gc=False, frozen=True):
     """The base of those by which something is looked up: they can be hashed."""
+
+
+class External(Part):
+    """References to other files that hold parts of a run (3.15)."""
+
+    driver: Raw = UNREAD
+    extensions: Raw = UNREAD
+    results: Raw = UNREAD
 
 
 class Log(Part):
@@ -58,56 +74,79 @@ class Run(Part):
     tool: Raw = UNREAD
     results: Raw = UNREAD
     artifacts: Raw = UNREAD
+    automation_details: Raw = UNREAD
+    external_property_file_references: Raw = UNREAD
     invocations: Raw = UNREAD
     logical_locations: Raw = UNREAD
     original_uri_base_ids: Raw = UNREAD
+    properties: Raw = UNREAD
     taxonomies: Raw = UNREAD
+
+
+class RunProperties(Part):
+    """Our members of a run's property bag."""
+
+    renames: dict[str, str] = msgspec.field(name=RENAMES, default_factory=dict)
+    folder: String = msgspec.field(name=FOLDER, default=None)
+
+
+class AutomationDetails(Part):
+    """Which job a run belongs to (3.17)."""
+
+    id: Any = None
 
 
 class Text(Part):
     """A text, alone or as a message's string (3.12)."""
 
-    text: str | None = None
+    text: String = None
+
+
+Strings = dict[str, Text | None] | None
+Prints = dict[str, str | None] | None  # fingerprints by their names
 
 
 class Message(Part):
     """What a result says (3.11): a text, or the id of one of its rule's or tool's texts."""
 
-    text: str | None = None
-    markdown: str | None = None
-    id: str | None = None
-    arguments: list[str | None] | None = None
+    text: String = None
+    markdown: String = None
+    id: String = None
+    arguments: Several[str] = None
 
 
 class ComponentReference(Key, frozen=True):
     """Which part of a tool is meant (3.54)."""
 
-    index: Whole | None = None
-    name: str | None = None
-    guid: str | None = None
+    index: Whole = None
+    name: String = None
+    guid: String = None
 
 
 class Reference(Key, frozen=True):
     """Which rule or taxon is meant (3.52)."""
 
-    id: str | None = None
-    index: Whole | None = None
-    guid: str | None = None
+    id: String = None
+    index: Whole = None
+    guid: String = None
     tool_component: ComponentReference | None = None
 
 
 class Properties(Part):
     """What is read of a property bag (3.8): tags, the number that GitHub defined, and what is ours."""
 
-    tags: list[str | None] | None = None
-    security_severity: str | float | None = msgspec.field(name="security-severity", default=None)
+    tags: Any = None
+    security_severity: Any = msgspec.field(name="security-severity", default=None)
     ours: Raw = msgspec.field(name=OURS, default_factory=Raw)
+
+
+Bag = Properties | list[Any] | None  # PHP writes an empty one as a list
 
 
 class Configuration(Part):
     """How a rule is set (3.50)."""
 
-    level: Level | None = None
+    level: Level = None
 
 
 class Relationship(Part):
@@ -119,26 +158,26 @@ class Relationship(Part):
 class Rule(Part):
     """What a tool looks for (3.49)."""
 
-    id: str | None = None
-    guid: str | None = None
-    name: str | None = None
+    id: String = None
+    guid: String = None
+    name: String = None
     short_description: Text | None = None
     full_description: Text | None = None
     help: Text | None = None
-    help_uri: str | None = None
+    help_uri: String = None
     default_configuration: Configuration | None = None
-    message_strings: dict[str, Text | None] | None = None
-    relationships: list[Relationship | None] | None = None
-    properties: Properties | None = None
+    message_strings: Strings = None
+    relationships: Several[Relationship] = None
+    properties: Bag = None
 
 
 class Component(Part):
     """A part of a tool, or a taxonomy (3.19)."""
 
-    name: str | None = None
-    guid: str | None = None
+    name: String = None
+    guid: String = None
     rules: Raw = UNREAD
-    global_message_strings: dict[str, Text | None] | None = None
+    global_message_strings: Strings = None
 
 
 class Tool(Part):
@@ -151,9 +190,9 @@ class Tool(Part):
 class ArtifactLocation(Key, frozen=True):
     """Where a file is (3.4)."""
 
-    uri: str | None = None
-    uri_base_id: str | None = None
-    index: Whole | None = None
+    uri: String = None
+    uri_base_id: String = None
+    index: Whole = None
 
 
 class Artifact(Part):
@@ -169,20 +208,18 @@ class Override(Part):
     configuration: Configuration | None = None
 
 
-class Invocation(Part):
-    """How the tool was called (3.20)."""
-
-    execution_successful: bool | None = None
-    working_directory: ArtifactLocation | None = None
-    rule_configuration_overrides: list[Override | None] | None = None
-
-
 class Region(Part):
     """A part of a file (3.30)."""
 
-    start_line: Whole | None = None
-    end_line: Whole | None = None
+    start_line: Whole = None
+    start_column: Whole = None
+    end_line: Whole = None
     snippet: Text | None = None
+
+    @property
+    def code(self) -> str:
+        """The code there, "" where there is none."""
+        return (self.snippet and self.snippet.text) or ""
 
 
 class PhysicalLocation(Part):
@@ -196,16 +233,41 @@ class PhysicalLocation(Part):
 class LogicalLocation(Part):
     """A place in a program: a function, say (3.33)."""
 
-    name: str | None = None
-    fully_qualified_name: str | None = None
-    index: Whole | None = None
+    name: String = None
+    fully_qualified_name: String = None
+    index: Whole = None
 
 
 class Location(Part):
     """Where a result is (3.28)."""
 
     physical_location: PhysicalLocation | None = None
-    logical_locations: list[LogicalLocation | None] | None = None
+    logical_locations: Several[LogicalLocation] = None
+
+
+class Notification(Part):
+    """Notification of a tool about itself, such as about a file that it could not read (3.58)."""
+
+    descriptor: Reference | None = None
+    level: Level = None
+    message: Message | None = None
+    locations: Several[Location] = None
+
+
+class Invocation(Part):
+    """How the tool was called, and how that went (3.20)."""
+
+    execution_successful: bool | None = None
+    working_directory: ArtifactLocation | None = None
+    rule_configuration_overrides: Several[Override] = None
+    tool_configuration_notifications: Several[Notification] = None
+    tool_execution_notifications: Several[Notification] = None
+
+    @property
+    def errors(self) -> Iterator[Notification]:
+        """The notifications of level error."""
+        said = itertools.chain(self.tool_configuration_notifications or (), self.tool_execution_notifications or ())
+        return (each for each in said if each and each.level == "error")
 
 
 class Suppression(Part):
@@ -217,20 +279,28 @@ class Suppression(Part):
 class Result(Part):
     """What a tool found (3.27)."""
 
-    rule_id: str | None = None
-    rule_index: Whole | None = None
+    rule_id: String = None
+    rule_index: Whole = None
     rule: Reference | None = None
     kind: Literal["notApplicable", "pass", "fail", "review", "open", "informational"] | None = None
-    level: Level | None = None
+    level: Level = None
     message: Message | None = None
-    locations: list[Location | None] | None = None
-    fingerprints: dict[str, str | None] | None = None
-    partial_fingerprints: dict[str, str | None] | None = None
-    correlation_guid: str | None = None
-    suppressions: list[Suppression | None] | None = None
+    locations: Several[Location] = None
+    fingerprints: Prints = None
+    partial_fingerprints: Prints = None
+    correlation_guid: String = None
+    suppressions: Several[Suppression] = None
     baseline_state: Literal["new", "unchanged", "updated", "absent"] | None = None
-    taxa: list[Reference | None] | None = None
-    properties: Properties | None = None
+    taxa: Several[Reference] = None
+    properties: Bag = None
+
+    @property
+    def reference(self) -> Reference:
+        """Which rule it is of."""
+        if not self.rule:
+            return Reference(self.rule_id, self.rule_index)
+        index = self.rule_index if whole(self.rule.index) is None else self.rule.index
+        return replace(self.rule, id=self.rule_id or self.rule.id, index=index)
 
     @property
     def is_finding(self) -> bool:
@@ -255,13 +325,6 @@ ARGUMENT_LENGTH = 4096  # characters, like the path of a file
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
 
 
-def cut_bytes(text: str, size: int) -> str:
-    """Shorten a text to so many bytes of UTF-8."""
-    if not heart.exceeds_bytes(text, size):
-        return text
-    return text[:size].encode()[: size - 3].decode(errors="ignore") + "…"
-
-
 def filled(text: str, arguments: Sequence[str | None]) -> str:
     """Put a message's arguments into their places (3.11.5)."""
 
@@ -276,10 +339,8 @@ def filled(text: str, arguments: Sequence[str | None]) -> str:
 
 def text_of(*texts: Text | None) -> str:
     """Return the first text that is not blank."""
-    for item in texts:
-        if item and item.text and (stripped := item.text[:MESSAGE_LENGTH].strip()):
-            return stripped
-    return ""
+    stripped = ((item.text or "")[:MESSAGE_LENGTH].strip() for item in texts if item)
+    return next(filter(None, stripped), "")
 
 
 def as_name(name: str | None) -> str:
@@ -298,7 +359,6 @@ def whole(number: float | None, least: int = 0) -> int | None:
 
 MOST_OBJECTS = 3_000_000  # in a document: counting them takes 0.3 s in one step, and 100 MB
 SMALL_PIECE = 64 * heart.KIB  # one is looked through for all that is wrong with it
-REFUSAL = re.compile(r"(?P<detail>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # dict entries are `[...]`: which one, msgspec does not say
 IN_PARTS = "send it in parts"
 NO_ROOM = f"from here on the findings are too large for the document, each with what its rule says; {IN_PARTS}"
@@ -310,6 +370,11 @@ Read = TypeVar("Read")
 def is_given(raw: Raw) -> bool:
     """Return whether an unread member is there and not null."""
     return bytes(memoryview(raw)[:5]) not in (b"", b"null")
+
+
+def object_in(raw: Raw) -> Raw:
+    """Return an unread member if it is an object, and nothing for anything else."""
+    return raw if bytes(memoryview(raw)[:1]) == b"{" else Raw()
 
 
 def require_readable(text: bytes) -> None:
@@ -325,12 +390,12 @@ def require_readable(text: bytes) -> None:
 
 def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Problem:
     """Return the first problem of a value, in msgspec's words."""
-    match = REFUSAL.fullmatch(str(refusal))
-    if not match:
-        return heart.Problem(heart.truncate(str(refusal)), pointer)
-    known = match["path"].partition("[...]")[0]
+    detail, is_inside, path = str(refusal).rpartition(" - at `$")
+    if not is_inside:
+        return heart.Problem(heart.truncate(path), pointer)
+    known = path.removesuffix("`").partition("[...]")[0]
     steps = [name or number for name, number in STEP.findall(known)]
-    return heart.Problem(heart.truncate(match["detail"]), heart.json_pointer(steps, pointer))
+    return heart.Problem(heart.truncate(detail), heart.json_pointer(steps, pointer))
 
 
 # Items of all arrays of a document: some, and one more for each so many bytes. A result takes 1 KB of memory.
@@ -349,26 +414,26 @@ OWN_TEXTS = ("title", "evidence", "extensions", "labels", "rule", "location", "t
 TIME_SIZE = 2 * LARGE_PIECE  # bytes that may take the time of one request; those of scanners take a sixth of it
 
 
-class Identities(Counter[str]):
-    """How often each identity was met."""
+Origin = tuple[str, str, str]  # a run's tool, its category, and its absolute base, "" without one
 
-    def numbered(self, identity: str) -> str:
-        """Return an identity as an external id: the first of several has it, the others with their number."""
-        self[identity] += 1
-        return identity if self[identity] == 1 else f"{identity}-{self[identity]}"
+
+class ParsedDocument(heart.Parsed):
+    """Findings of a document, how many of them are identified by their messages, and the origins of its runs."""
+
+    by_message: int = 0
+    origins: Sequence[Origin] = ()
 
 
 class Reading:
     """A document that is being read: what it has come to, what is wrong with it, and how much more there may be."""
 
     def __init__(self, size: int, seconds: float = math.inf, room: float = math.inf) -> None:
-        self.parsed = heart.Parsed()
+        self.parsed = ParsedDocument()
         self.problems = self.parsed.problems
         self.items_left = MOST_ITEMS + size / ITEM_SIZE
         self.room = room
         # Of this thread, so that a document is not refused because others use the processor.
         self.end = time.thread_time() + seconds
-        self.identities = Identities()
 
     @property
     def is_over(self) -> bool:
@@ -401,21 +466,19 @@ class Reading:
             raise heart.OutOfTime
         if not is_given(raw):
             return None
+        size = memoryview(raw).nbytes
         try:
-            if memoryview(raw).nbytes > LARGE_PIECE:
+            if size > LARGE_PIECE:
                 heart.require_few_values(bytes(raw))
             return typing.cast(Read, heart.decoder(typing.cast(Any, model)).decode(raw))
         except msgspec.ValidationError as refusal:
-            self.problems += self._told(model, bytes(raw), refusal, pointer)
+            if size > SMALL_PIECE or len(self.problems) > heart.LISTED_PROBLEMS:  # the first thing that is wrong
+                self.problems.append(quick_problem(refusal, pointer))
+            else:
+                self.problems += heart.model_problems(model, heart.document_of(bytes(raw)), pointer)
         except heart.ValidationFailed as error:
             self.problems += (problem.below(pointer) for problem in error.problems)
         return None
-
-    def _told(self, model: Any, text: bytes, refusal: msgspec.ValidationError, pointer: str) -> Iterable[heart.Problem]:
-        """Return everything that is wrong with a part, or of a large one, and once much was told, the first thing."""
-        if len(text) > SMALL_PIECE or len(self.problems) > heart.LISTED_PROBLEMS:
-            return [quick_problem(refusal, pointer)]
-        return list(heart.model_problems(model, heart.document_of(text), pointer))
 
     def take(self, report: heart.NewTask, rule: KnownRule, pointer: str) -> None:
         """Take a finding."""
@@ -423,17 +486,9 @@ class Reading:
         self.parsed.extensions.append((report.extensions, pointer))
         own, shared = [getattr(report, name) for name in OWN_TEXTS], [report.remediation]
         (shared if report.description is rule.full else own).append(report.description)
-        self._weigh(OWN_WEIGHT * sum(map(sys.getsizeof, own)) + sum(map(sys.getsizeof, shared)), pointer)
+        self.weigh(OWN_WEIGHT * sum(map(sys.getsizeof, own)) + sum(map(sys.getsizeof, shared)), pointer)
 
-    def take_ours(self, raw: Raw, external_id: str | None, pointer: str) -> None:
-        """Take a finding that this service wrote, checked as a submitted one is."""
-        task = self.read(heart.TaskReport, raw, pointer)
-        if task:
-            self.parsed.add(task, pointer)
-            self.parsed.reports[-1].external_id = external_id
-        self._weigh(OWN_WEIGHT * memoryview(raw).nbytes, pointer)
-
-    def _weigh(self, weight: int, pointer: str) -> None:
+    def weigh(self, weight: int, pointer: str) -> None:
         """Take a finding's weight from what all may have."""
         self.room -= weight
         if self.room < 0:
@@ -457,6 +512,12 @@ class Items(typing.Generic[Read]):
             self.known[place] = item or self.model()
         return self.known[place]
 
+    @cached_property
+    def named(self) -> dict[str, Read]:
+        """The items by their ids and guids: the first one of each."""
+        names = ((getattr(item, kind, None), item) for item in reversed([*self]) for kind in ("id", "guid"))
+        return {name: item for name, item in names if name}
+
     def at(self, number: float | None) -> Read | None:
         """Return the item that an index means, None where it means none."""
         place = whole(number)
@@ -470,7 +531,7 @@ class Items(typing.Generic[Read]):
 CHAIN = 32  # bases that stand on each other
 ROOTS = 100  # absolute bases that a path is compared with
 ROOT = "%SRCROOT%"  # the base that is taken before others where a path is below several
-DRIVE = re.compile(r"/?([A-Za-z]:(?:/.*)?)", re.DOTALL)
+DRIVE = re.compile(r"/*([A-Za-z]:(?:/.*)?)", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one is a drive
 ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")  # the start of an absolute path or URI
 
@@ -511,11 +572,22 @@ class Paths:
             f"{path.rstrip('/')}/" for path in likeliest if ABSOLUTE.match(path) and path.strip("/")
         )
         self.roots = [*absolute][:ROOTS]
+        self.unlike: dict[str, str] = {}  # paths with those under which findings may have been known
+        self.prefix = ""  # added to relative paths if another run of the tool has another base
 
     def path(self, location: ArtifactLocation) -> str:
         """Return the path of a file, "" where nothing tells it; its place in the run's list may tell it (3.4.5)."""
         artifact = self.artifacts.at(location.index) if location.uri is None else None
-        return self._resolved((artifact and artifact.location) or location)[:PATH_LENGTH]
+        written = self._resolved((artifact and artifact.location) or location)[:PATH_LENGTH]
+        # In the form in which all systems have it: composed signs, and a small drive letter.
+        path = unicodedata.normalize("NFC", written)
+        if path[1:2] == ":":
+            path = path[0].lower() + path[1:]
+        if path and self.prefix and not ABSOLUTE.match(path):
+            path = posixpath.normpath(f"{self.prefix}/{path}")
+        if path != written:
+            self.unlike[path] = written
+        return path
 
     def _resolved(self, location: ArtifactLocation) -> str:
         """Return a path on its bases, without an absolute one (3.14.14)."""
@@ -538,21 +610,31 @@ class Paths:
 SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.0, "low"))  # security-severity, from or over which
 
 
-def scored(properties: Properties | None) -> int | None:
-    """Return the severity that a property bag's security-severity means, as the rank that is stored."""
-    try:
-        score = float((properties and properties.security_severity) or 0)
-    except ValueError:
-        return None
-    if not 0 < score < math.inf:
+SCORE = re.compile(r"\s*([0-9]{1,2}(?:[.,][0-9]*)?)\s*(?:/\s*10\s*)?")
+
+
+def rank_of_score(score: Any) -> int | None:
+    """Return the severity rank of a security-severity, None for 0 and for other values without a meaning."""
+    if isinstance(score, str):
+        if (word := score.strip().lower()) in heart.RANKS:
+            return heart.RANKS[word]
+        written = SCORE.fullmatch(score)
+        score = float(written[1].replace(",", ".")) if written else None
+    if type(score) not in (int, float) or not 0 < score <= 10:
         return None
     return heart.RANKS[next(name for least, name in SCORES if score >= least)]
 
 
-def tags_of(properties: Properties | None) -> list[str]:
-    """Return the first tags of a property bag."""
-    tags = (properties.tags if properties else None) or ()
-    return [tag for tag in itertools.islice(tags, MOST_TAGS) if tag]
+def bag_of(part: Result | Rule) -> Properties:
+    """Return the property bag of a part, or an empty one."""
+    return part.properties if isinstance(part.properties, Properties) else Properties()
+
+
+def tags_of(part: Result | Rule) -> list[str]:
+    """Return the first tags of a part."""
+    tags = bag_of(part).tags
+    given = tags if isinstance(tags, list) else [tags]
+    return [tag for tag in given[:MOST_TAGS] if isinstance(tag, str) and tag]
 
 
 class KnownRule(Struct):
@@ -575,11 +657,6 @@ class RuleList(Items[Rule]):
         super().__init__(reading, Rule, component.rules, f"{pointer}/rules")
         self.name, self.guid = component.name, component.guid
         self.strings = component.global_message_strings or {}
-
-    @cached_property
-    def named(self) -> dict[str, Rule]:
-        """The rules by their ids and guids: the first one of each."""
-        return {name: rule for rule in reversed([*self]) for name in (rule.id, rule.guid) if name}
 
 
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
@@ -605,26 +682,23 @@ class Rules:
         self.overrides: dict[int, Level] = {}  # that rules were given for this run, by the rules' identities
         for each in itertools.chain.from_iterable(item.rule_configuration_overrides or () for item in invocations):
             if each and each.descriptor and each.configuration and each.configuration.level:
-                _, rule = self._find(each.descriptor.id, each.descriptor.index, each.descriptor)
+                _, rule = self._find(each.descriptor)
                 self.overrides.setdefault(id(rule), each.configuration.level)
 
-    def rule_of(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
+    def rule_of(self, reference: Reference) -> KnownRule:
         """Return the rule of a result, as much of it as there is."""
-        if reference:
-            rule_id = rule_id or reference.id
-            index = index if whole(reference.index) is None else reference.index
-        rules, rule = self._find(rule_id, index, reference or Reference())
+        rules, rule = self._find(reference)
         if rule is None:
-            return KnownRule(as_name(rule_id), messages=(self.lists[0].strings,))
+            return KnownRule(as_name(reference.id), messages=(self.lists[0].strings,))
         help_text = cut_bytes(text_of(rule.help) or as_name(rule.help_uri), RULE_TEXT)
         return KnownRule(
-            as_name(rule_id or rule.id),
+            as_name(reference.id or rule.id),
             text_of(rule.short_description, rule.full_description) or as_name(rule.name),
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
             heart.to_json_text([heart.StoredStep(1, help_text)]) if help_text else None,
-            scored(rule.properties),
+            rank_of_score(bag_of(rule).security_severity),
             self.overrides.get(id(rule)) or (rule.default_configuration or Configuration()).level,
-            (*tags_of(rule.properties), *self.taxa(each.target for each in rule.relationships or () if each)),
+            (*tags_of(rule), *self.taxa(each.target for each in rule.relationships or () if each)),
             (rule.message_strings or {}, rules.strings, self.lists[0].strings),
         )
 
@@ -632,34 +706,26 @@ class Rules:
         """Yield the first taxa that are referred to, each with its taxonomy's name: CWE-79."""
         for reference in filter(None, itertools.islice(references, MOST_TAGS)):
             part = reference.tool_component or ComponentReference()
-            name = part.name or self._taxonomy(part)
+            name = part.name
+            if not name:
+                there = self.taxonomies
+                name = ((there.named.get(part.guid) if part.guid else there.at(part.index)) or Component()).name
             if reference.id and name and name not in self.parts:  # which would be another rule
                 tag = reference.id if reference.id.startswith(name) else f"{name[:TAG_LENGTH]}-{reference.id}"
                 yield tag[: TAG_LENGTH + 1]
-
-    def _taxonomy(self, reference: ComponentReference) -> str | None:
-        """Return the name of a taxonomy that is meant by its guid or place."""
-        if reference.guid:
-            return self.taxonomies_by_guid.get(reference.guid)
-        return (self.taxonomies.at(reference.index) or Component()).name
-
-    @cached_property
-    def taxonomies_by_guid(self) -> dict[str, str | None]:
-        """The names of taxonomies by their guids: the first one of each."""
-        return {item.guid: item.name for item in reversed([*self.taxonomies]) if item.guid}
 
     @cached_property
     def named(self) -> dict[str, tuple[RuleList, Rule]]:
         """The rules of all parts by their ids and guids: the first one of each."""
         return {name: (rules, rule) for rules in reversed(self.lists) for name, rule in rules.named.items()}
 
-    def _find(self, rule_id: str | None, index: float | None, reference: Reference) -> tuple[RuleList, Rule | None]:
+    def _find(self, reference: Reference) -> tuple[RuleList, Rule | None]:
         """Return a rule (3.52.3), if it is there, and whose it is: the part's that is named, or else any other's."""
         first = self._part(reference.tool_component or ComponentReference()) or self.lists[0]
-        there = first.at(index)
-        if there and (rule_id is None or there.id is None or f"{rule_id}/".startswith(f"{there.id}/")):
+        there, own = first.at(reference.index), reference.id
+        if there and (own is None or there.id is None or f"{own}/".startswith(f"{there.id}/")):
             return first, there
-        parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
+        parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=own or "")
         for name in filter(None, itertools.chain([reference.guid], parents)):
             if rule := first.named.get(name):
                 return first, rule
@@ -679,69 +745,14 @@ class Rules:
 # From a result to a finding
 # ---------------------------------------------------------------------------
 
-# What Semgrep says in place of a fingerprint to those who are not logged in: the same of every result.
-NO_FINGERPRINTS = ("requires login",)
-
-
-LABEL_LENGTH = 500
-SNIPPET = 256 * heart.KIB
-
-
-class Place(Struct, gc=False):
-    """Where a result is: a file, or else what a program calls the place; and code there, with its first lines."""
-
-    path: str = ""
-    line: int | None = None
-    end_line: int | None = None
-    name: str = ""
-    code: Sequence[tuple[int | None, str]] = ()
-
-    @property
-    def snippet(self) -> str:
-        """The code that the place is known by."""
-        return self.code[0][1] if self.code else ""
-
-    @property
-    def evidence(self) -> Iterator[heart.Evidence]:
-        """The code there, labelled as people write a place with the line it begins at: none where nothing is known."""
-        where = self.path or self.name
-        for line, text in self.code or [(self.line, "")]:
-            label = end_of(f"{where}:{line}" if where and line else where, LABEL_LENGTH)
-            content = cut_bytes(text, SNIPPET) or None
-            if label or content:
-                yield heart.Evidence(type="code", label=label or None, content=content)
-
-
-def marks_of(fingerprints: Mapping[str, str | None] | None) -> list[tuple[str, str]]:
-    """Return fingerprints in the order of their names, without those that are none."""
-    given = (fingerprints or {}).items()
-    return sorted((name, value) for name, value in given if value and value not in NO_FINGERPRINTS)
-
-
-def identity_of(result: Result, tool: str, rule_id: str, place: Place) -> str:
-    """Return what a result is known by from scan to scan: a hash of what does not move.
-
-    Neither its guid, which is new in every run, nor its message or line is in it.
-    """
-    where = place.path or place.name
-    if marks := marks_of(result.fingerprints):
-        known_by: tuple[Any, ...] = ("fingerprints", marks)
-    elif result.correlation_guid:
-        known_by = ("correlationGuid", result.correlation_guid.lower())
-    elif marks := marks_of(result.partial_fingerprints):
-        known_by = ("partialFingerprints", where, marks)
-    else:
-        known_by = ("snippet", where, " ".join(place.snippet[:SNIPPET].split()))
-    return hashlib.sha256(msgspec.json.encode((tool, rule_id or None, *known_by))).hexdigest()[:40]
-
-
 EXTERNAL_ID_LENGTH = 256
+IDENTITY_LENGTH = 64  # twins get numbers after it
 
 
-def our_id(result: Result) -> str | None:
-    """Return the external id that a result had when this service wrote it."""
-    value = (result.fingerprints or {}).get(OURS)
-    return value if value and len(value) <= EXTERNAL_ID_LENGTH else None
+def mark_of(result: Result, name: str, most: int = IDENTITY_LENGTH) -> str | None:
+    """Return a fingerprint of ours: the external id that a result had when this service wrote it, or its identity."""
+    value = (result.fingerprints or {}).get(name)
+    return value if value and len(value) <= most else None
 
 
 SEVERITY_OF_LEVEL = {"error": "high", "warning": "medium", "note": "low", "none": "info"}
@@ -750,7 +761,8 @@ SEVERITY_OF_LEVEL = {"error": "high", "warning": "medium", "note": "low", "none"
 def severity_of(result: Result, rule: KnownRule) -> int:
     """Return the severity of a result, as the rank that is stored (3.27.10, and GitHub's security-severity)."""
     level = result.level or ("none" if result.kind not in (None, "fail") else rule.level or "warning")
-    return scored(result.properties) or rule.rank or heart.RANKS[SEVERITY_OF_LEVEL[level]]
+    own = rank_of_score(bag_of(result).security_severity)
+    return own or rule.rank or heart.RANKS[SEVERITY_OF_LEVEL[level]]
 
 
 TITLE_LENGTH = 500  # characters, like the next
@@ -761,69 +773,164 @@ TAG_LENGTH = 200
 MOST_LOCATIONS = 100
 LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
 NO_RESULTS = "must be an array, empty for a clean scan; a run without results is a scanner that failed"
+NOT_HERE = "are in other files, which are not read; have the tool write one file"
+FAILED = "the scanner says that it failed"
 NO_TOOL = "is required: the tool's name, tool.driver.name, is a part of what a finding is known by"
 NO_WORDS = "is required, as a text, markdown or an id that stands for one, where a result has no rule"
 KEPT = 4096  # paths or rules that are looked up once
 
 
+class Extensions(Struct, rename="camel", omit_defaults=True):
+    """What a finding's extensions tell of it, as far as its project type admits them."""
+
+    rule_id: str = ""
+    tool: str = ""
+    file: str = ""
+    line: int | None = None
+    end_line: int | None = None
+    tags: list[str] = []
+
+
 class RunReading:
-    """A run that is being read, with all that its results refer to."""
+    """A run that is being read, with all that its results refer to; `faults` says why it cannot be used."""
 
     def __init__(self, reading: Reading, raw: Raw, pointer: str) -> None:
         self.reading, self.pointer = reading, pointer
         self.run: Run = heart.decoder(Run).decode(raw)
-        told = len(reading.problems)
-        tool = reading.read(Tool, self.run.tool, f"{pointer}/tool") or Tool()
-        self.tool_name = as_name(tool.driver.name if tool.driver else None)
-        if not self.tool_name and len(reading.problems) == told:
-            missing = "tool/driver/name" if tool.driver else "tool/driver" if is_given(self.run.tool) else "tool"
-            reading.refuse(NO_TOOL, f"{pointer}/{missing}")
+        tool = reading.read(Tool, self.run.tool, f"{pointer}/tool")
+        self.tool_name = as_name(tool.driver.name if tool and tool.driver else None)
+        self.results = reading.items(self.run.results, f"{pointer}/results")
+        self._further = itertools.count(len(self.results))
         self.invocations = Items(reading, Invocation, self.run.invocations, f"{pointer}/invocations")
         self.paths = Paths(reading, self.run, self.invocations, pointer)
         taxonomies = Items(reading, Component, self.run.taxonomies, f"{pointer}/taxonomies")
-        self.rules = Rules(reading, tool, taxonomies, self.invocations, f"{pointer}/tool")
+        self.rules = Rules(reading, tool or Tool(), taxonomies, self.invocations, f"{pointer}/tool")
         self.names = Items(reading, LogicalLocation, self.run.logical_locations, f"{pointer}/logicalLocations")
+        self.properties = reading.read(RunProperties, object_in(self.run.properties), f"{pointer}/properties")
+        self.renames = self.properties.renames if self.properties else {}
+        details = object_in(self.run.automation_details)
+        job = reading.read(AutomationDetails, details, f"{pointer}/automationDetails")
+        category = job.id if job and isinstance(job.id, str) else ""
+        base = self.paths.roots[0].rstrip("/") if self.paths.roots else ""
+        self.origin = self.tool_name, category.rpartition("/")[0].strip(), base  # the category as GitHub reads it
+        self.faults = [heart.Problem(detail, f"{pointer}/{path}") for detail, path in self._faults(tool)]
         # Kept here: nothing that is remembered refers to this, and so no circle keeps the document in memory.
         self.path_of = lru_cache(KEPT)(self.paths.path)
         self.rule_of = lru_cache(KEPT)(self.rules.rule_of)
 
-    def require_success(self) -> None:
-        """Refuse the run of a scanner that failed, which must not look like a clean scan."""
-        if not is_given(self.run.results):
-            self.reading.refuse(NO_RESULTS, f"{self.pointer}/results")
+    def _faults(self, tool: Tool | None) -> Iterator[tuple[str, str]]:
+        """Yield why there are neither findings to be read nor a clean scan, each with its place."""
+        run, path = self.run, f"{self.pointer}/externalPropertyFileReferences"
+        if tool and not self.tool_name:
+            yield NO_TOOL, "tool/driver/name" if tool.driver else "tool/driver"
+        elif not is_given(run.tool):
+            yield NO_TOOL, "tool"
+        if not is_given(run.results):
+            yield NO_RESULTS, "results"
+        external = self.reading.read(External, run.external_property_file_references, path) or External()
+        for name in External.__struct_fields__:
+            if is_given(getattr(external, name)):
+                yield NOT_HERE, f"externalPropertyFileReferences/{name}"
         for place, invocation in enumerate(self.invocations):
-            if invocation.execution_successful is False:
-                at = f"{self.pointer}/invocations/{place}/executionSuccessful"
-                self.reading.refuse("the scanner says that it failed", at)
+            if invocation.execution_successful is False and not self.results:
+                yield FAILED, f"invocations/{place}/executionSuccessful"
 
     def read_results(self) -> None:
-        """Take every result as a finding."""
-        results = self.reading.items(self.run.results, f"{self.pointer}/results")
-        for number, raw in enumerate(results):
+        """Take every result as a finding, and what was not looked at as one for each place."""
+        reports = self.reading.parsed.reports
+        first = len(reports)
+        for number, raw in enumerate(self.results):
             pointer = f"{self.pointer}/results/{number}"
             result = self.reading.read(Result, raw, pointer)
             if result and result.is_finding:
                 self._take(result, pointer)
             if self.reading.is_over:
-                break
+                return
+        found = [bool(ABSOLUTE.match(each.place[0])) for each in reports[first:] if each.place[0]]
+        is_absolute, reasons = bool(found) and all(found), dict[str, str]()
+        for error in itertools.chain.from_iterable(each.errors for each in self.invocations):
+            said = self._said(error.message, self.rule_of(Reference()))
+            paths = (self._place(each).path for each in error.locations or () if each)
+            for path in [*filter(None, paths)] or [""]:
+                # In the root, or in an absolute place beside relative ones, no finding lies.
+                if not path.strip("./") or f"{path}/" in self.paths.roots or (ABSOLUTE.match(path) and not is_absolute):
+                    path = ""
+                reasons.setdefault(path, said or (error.descriptor and error.descriptor.id) or FAILED)
+        if not reasons and any(each.execution_successful is False for each in self.invocations):
+            reasons[""] = FAILED
+        for path, reason in reasons.items():
+            self.take_unchecked(reason, path)
+
+    def take_unchecked(self, reason: str, path: str = "", mark: str = "") -> None:
+        """Add a `not-checked` finding. Its pointer is after that of the last result.
+
+        :param mark: distinguishes it from others without a path.
+        """
+        pointer = f"{self.pointer}/results/{next(self._further)}"
+        known = identities_of(Result(), self.tool_name, heart.UNCHECKED, [Place(path, code=[(None, mark)])])
+        title, rule = heart.truncate(f"Not checked: {reason}", TITLE_LENGTH), KnownRule(heart.UNCHECKED)
+        self._store(known, title, None, Result(level="error"), rule, [Place(path)], pointer)
 
     def _take(self, result: Result, pointer: str) -> None:
-        known_as = our_id(result)
-        if result.properties and is_given(result.properties.ours):
-            self.reading.take_ours(result.properties.ours, known_as, f"{pointer}/properties/{heart.escaped(OURS)}")
+        places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item] or [Place()]
+        if is_given(bag_of(result).ours):
+            self._take_ours(result, places[0].line, f"{pointer}/properties/{heart.escaped(OURS)}")
             return
-        rule = self.rule_of(result.rule_id, result.rule_index, result.rule)
-        title, description = self._words(result, rule)
+        rule = self.rule_of(result.reference)
+        said = self._said(result.message, rule)
+        title = heart.truncate(said or rule.title or rule.id, TITLE_LENGTH)
         if not title:
             self.reading.refuse(NO_WORDS, f"{pointer}/message")
             return
-        places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
-        first = places[0] if places else Place()
+        description = None if rule.full in title else rule.full
+        if len(said) > TITLE_LENGTH:
+            description = cut_bytes(said, DESCRIPTION)
+        first, mark = places[0], mark_of(result, OURS, EXTERNAL_ID_LENGTH)
+        before = self.renames.get(first.path), self.paths.unlike.get(first.path)
+        there = [first, *(replace(first, path=path) for path in before if path)]
+        known = Identities(mark) if mark else identities_of(result, self.tool_name, rule.id, there, said)
+        self.reading.parsed.by_message += known.by_message
+        self._store(known, title, description, result, rule, places, pointer)
+
+    def _take_ours(self, result: Result, line: int | None, pointer: str) -> None:
+        """Take a finding that this service or `scan` wrote, checked as a submitted one is."""
+        raw, parsed = bag_of(result).ours, self.reading.parsed
+        if task := self.reading.read(heart.TaskReport, raw, pointer):
+            parsed.add(task, pointer)
+            report, identity = parsed.reports[-1], mark_of(result, IDENTITY)
+            report.external_id = mark_of(result, OURS, EXTERNAL_ID_LENGTH)
+            if identity and not report.external_id:
+                report.external_id = report.identity = identity
+                report.old_id, report.old_title = mark_of(result, OLD_IDENTITY) or "", report.title
+                report.place = ((report.location or "").removesuffix(f":{line}"), line or 0, 0)
+        self.reading.weigh(OWN_WEIGHT * memoryview(raw).nbytes, pointer)
+
+    def _store(
+        self,
+        known: Identities,
+        title: str,
+        description: str | None,
+        result: Result,
+        rule: KnownRule,
+        places: Sequence[Place],
+        pointer: str,
+    ) -> None:
+        """Take a finding in its first place, with the code of all."""
+        first = places[0]
+        told = itertools.chain(rule.tags, tags_of(result), self.rules.taxa(result.taxa or ()))
+        tags = [*dict.fromkeys(itertools.islice(told, MOST_TAGS))]
+        extensions = Extensions(
+            heart.truncate(rule.id, NAME_LENGTH),
+            heart.truncate(self.tool_name, NAME_LENGTH),
+            first.path,
+            first.line,
+            first.end_line if first.line else None,
+            [heart.truncate(tag, TAG_LENGTH) for tag in tags[:TAGS]],
+        )
         evidence = [item for place in places for item in place.evidence]
-        tags = self._tags(result, rule)
         where = (first.path, first.line) if first.path else (first.name, None)
         report = heart.NewTask(
-            known_as or self.reading.identities.numbered(identity_of(result, self.tool_name, rule.id, first)),
+            known.id,
             "dismissed" if result.is_suppressed else None,
             title,
             severity_of(result, rule),
@@ -831,9 +938,14 @@ class RunReading:
             heart.to_json_text(evidence) if evidence else None,
             rule.remediation,
             None,
-            self._extensions(rule, first, tags),
+            msgspec.json.encode(extensions).decode(),
             heart.labels_of(evidence),
-            *foreign_marks(heart.truncate(rule.id, NAME_LENGTH), *where, tags),
+            *foreign_marks(extensions.rule_id, *where, tags),
+            known.former,
+            known.old,
+            title if known.by_message else "",  # which the old one leaves out
+            known.id if known.old else None,
+            (first.path or first.name, first.line or 0, first.column or 0),
         )
         self.reading.take(report, rule, pointer)
 
@@ -842,14 +954,13 @@ class RunReading:
         region = physical.region or Region()
         around = physical.context_region or Region()
         line, first = whole(region.start_line, 1), whole(around.start_line, 1)
-        snippet = (region.snippet and region.snippet.text) or ""
-        context = (around.snippet and around.snippet.text) or ""
-        code = [(line, snippet)] if snippet else []
-        if context and (not snippet or (first and context.strip() != snippet.strip() in context)):
-            code.append((first or line, context))
+        code = [(line, region.code)] if region.code else []
+        if around.code and (not code or (first and around.code.strip() != region.code.strip() in around.code)):
+            code.append((first or line, around.code))
         path = self.path_of(physical.artifact_location) if physical.artifact_location else ""
         names = () if path else map(self._name, location.logical_locations or ())
-        return Place(path, line, whole(region.end_line, 1), next(filter(None, names), ""), code)
+        name, column = next(filter(None, names), ""), whole(region.start_column, 1)
+        return Place(path, line, whole(region.end_line, 1), name, code, column)
 
     def _name(self, location: LogicalLocation | None) -> str:
         """Return what a program calls a place; its place in the run's list may tell it (3.33.3)."""
@@ -857,16 +968,9 @@ class RunReading:
         named = (each.fully_qualified_name or each.name for each in (location, there) if each)
         return next(filter(None, named), "")[:PATH_LENGTH]
 
-    def _words(self, result: Result, rule: KnownRule) -> tuple[str, str | None]:
-        """Return a finding's title, "" where neither the result nor a rule says anything, and its description."""
-        message = self._said(result.message or Message(), rule)
-        title = heart.truncate(message or rule.title or rule.id, TITLE_LENGTH)
-        if len(message) > TITLE_LENGTH:
-            return title, cut_bytes(message, DESCRIPTION)
-        return title, rule.full if rule.full and rule.full not in title else None
-
-    def _said(self, message: Message, rule: KnownRule) -> str:
+    def _said(self, message: Message | None, rule: KnownRule) -> str:
         """Return what a message says, with its arguments in their places and without links (3.11)."""
+        message = message or Message()
         text = message.text or ""
         if not text and message.id is not None:
             text = text_of(*(each.get(message.id) for each in rule.messages))
@@ -874,22 +978,6 @@ class RunReading:
         if message.arguments or not message.text:  # a text without arguments may have braces of its own
             text = filled(text, message.arguments or ())
         return LINK.sub(r"\1", text[:MESSAGE_LENGTH]).strip()
-
-    def _tags(self, result: Result, rule: KnownRule) -> list[str]:
-        """Return the different tags of a result: its rule's, its own and its taxa."""
-        tags = itertools.chain(rule.tags, tags_of(result.properties), self.rules.taxa(result.taxa or ()))
-        return [*dict.fromkeys(itertools.islice(tags, MOST_TAGS))]
-
-    def _extensions(self, rule: KnownRule, place: Place, tags: Sequence[str]) -> str:
-        known = {
-            "ruleId": heart.truncate(rule.id, NAME_LENGTH),
-            "tool": heart.truncate(self.tool_name, NAME_LENGTH),
-            "file": place.path,
-            "line": place.line,
-            "endLine": place.end_line if place.line else None,
-            "tags": [heart.truncate(tag, TAG_LENGTH) for tag in tags[:TAGS]],
-        }
-        return msgspec.json.encode({name: value for name, value in known.items() if value}).decode()
 
 
 def without_nul(text: bytes) -> bytes:
@@ -903,7 +991,7 @@ def without_nul(text: bytes) -> bytes:
     return text.replace(rb"\\", b"\xff\xff").replace(rb"\u0000", rb"\ufffd").replace(b"\xff\xff", rb"\\")
 
 
-def parse(text: bytes, settings: heart.Settings, weight: float = WEIGHT) -> heart.Parsed:
+def parse(text: bytes, settings: heart.Settings, weight: float = WEIGHT) -> ParsedDocument:
     """Read a SARIF document as the findings that it tells of, and note what is wrong with it.
 
     Its time is in proportion to its size, as a stop of the service waits for it.
@@ -921,13 +1009,30 @@ def parse(text: bytes, settings: heart.Settings, weight: float = WEIGHT) -> hear
     try:
         read_log(reading, without_nul(text))
         reading.parsed.complete = not reading.is_over
+        reading.parsed.number = numbering(reading.parsed.reports)
     except heart.OutOfTime:
         reading.parsed.complete = False
         reading.problems.append(NO_TIME)
     return reading.parsed
 
 
+def folders_of(runs: Iterable[tuple[Item, Origin]]) -> Iterator[tuple[Item, str]]:
+    """Yield the runs of a tool and category whose absolute bases differ, each with the folder in which they do."""
+    groups = defaultdict[tuple[str, str], list[tuple[Item, str]]](list)
+    for run, (tool, category, base) in runs:
+        groups[tool, category].append((run, base))
+    for group in groups.values():
+        given = {base for _, base in group if base}
+        if len(given) > 1 and len({base.startswith("/") for base in given}) == 1:
+            shared = posixpath.commonpath(given)
+            yield from ((run, base[len(shared) :].strip("/")) for run, base in group)
+
+
 VERSION = "2.1.0"
+OTHER_VERSION = (
+    f"must be {VERSION}: have the tool write that (a C# compiler by <ErrorLog>FILE,version=2.1</ErrorLog>), or convert"
+    " it: Sarif.Multitool rewrite FILE --output NEW"
+)
 NO_RUNS = "must hold a run at least; a document without is a scanner that failed"
 
 
@@ -939,68 +1044,25 @@ def read_log(reading: Reading, text: bytes) -> None:
         reading.problems.append(quick_problem(refusal, ""))
         return
     if memoryview(log.version) != f'"{VERSION}"'.encode():
-        reading.refuse(f"must be {VERSION}", "/version")
+        reading.refuse(OTHER_VERSION, "/version")
+        return
     runs = reading.items(log.runs, "/runs")
-    if not runs and not any(problem.pointer == "/runs" for problem in reading.problems):
+    if not runs and not reading.problems:
         reading.refuse(NO_RUNS, "/runs")
-    for number, raw in enumerate(runs):
-        run = RunReading(reading, raw, f"/runs/{number}")
-        run.require_success()
+    read = [RunReading(reading, raw, f"/runs/{number}") for number, raw in enumerate(runs)]
+    reading.parsed.origins = [run.origin for run in read]
+    for run, folder in folders_of(zip(read, reading.parsed.origins, strict=True)):
+        run.paths.prefix = folder
+    for run in read:  # `scan` knows all documents of a tool
+        if run.properties and run.properties.folder is not None:
+            run.paths.prefix = as_name(run.properties.folder).strip("/")
+    usable = [run for run in read if not run.faults]
+    for run in itertools.takewhile(lambda _: not reading.is_over, usable):
         run.read_results()
-        if reading.is_over:
-            break
-
-
-# ---------------------------------------------------------------------------
-# What a project type admits
-# ---------------------------------------------------------------------------
-
-FULL_BATCHES = 2  # that may take all the time of a batch: a stop of the service waits for this
-OTHERS_SHARE = 0.2  # of that time, for each further batch
-
-
-def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
-    """Check the extensions against a project type's schema, and leave out the members that it does not admit.
-
-    This is done in lots of the size of a batch, so that the problems of one lot at a time take memory.
-
-    :raises ExtensionCheckTimeout: when the time was not enough.
-    """
-    size, count = settings.max_batch, len(parsed.reports)
-    seconds = settings.schema_timeout * (FULL_BATCHES + OTHERS_SHARE * count / size)
-    with heart.TimeLimit(seconds):
-        for start in () if parsed.problems else range(0, count, size):
-            lot: Sequence[int] = range(start, min(start + size, count))
-            while lot:
-                lot = judge_lot(schema, parsed, lot, seconds)
-
-
-def judge_lot(schema: str, parsed: heart.Parsed, lot: Sequence[int], seconds: float) -> list[int]:
-    """Check the extensions of some reports, and return those that must be checked again, with fewer members.
-
-    A report is left with no member where none is at fault. Extensions that this service wrote itself lose none.
-    """
-    extensions = [parsed.extensions[place] for place in lot]
-    places = {heart.task_of(heart.Problem("", parsed.extensions[place][1])): place for place in lot}
-    changed = []
-    for task, problems in itertools.groupby(heart.check_extensions(schema, extensions, seconds), heart.task_of):
-        text, pointer = parsed.extensions[places[task]]
-        if pointer.endswith("/extensions"):  # they stand in the document as they are
-            parsed.problems += problems
-        elif text is None:
-            details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
-            parsed.problems += (heart.Problem(detail, pointer) for detail in details)
-        else:
-            left = without(text, problems, pointer)
-            parsed.reports[places[task]].extensions = left
-            parsed.extensions[places[task]] = left, pointer
-            changed.append(places[task])
-    return changed
-
-
-def without(extensions: str, problems: Iterable[heart.Problem], pointer: str) -> str | None:
-    """Return extensions without the members that problems are about, None where that is all or none of them."""
-    names = {(problem.pointer or "")[len(pointer) + 1 :].partition("/")[0] for problem in problems}
-    members: dict[str, Raw] = heart.decoder(dict[str, Raw]).decode(extensions)
-    left = {name: value for name, value in members.items() if name not in names}
-    return msgspec.json.encode(left).decode() if 0 < len(left) < len(members) else None
+    for run in read if usable else ():
+        if run.faults:
+            detail = "; ".join(f"{each.pointer} {each.detail}" for each in run.faults)
+            name = run.tool_name
+            usable[0].take_unchecked(f"run of {name or 'a tool'}: {detail}", mark=name or run.pointer)
+    if not usable:
+        reading.problems += itertools.chain.from_iterable(run.faults for run in read)

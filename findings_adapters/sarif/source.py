@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -16,13 +14,14 @@ import msgspec
 from msgspec import Raw
 
 import findings_service as heart
+from findings_adapters.git import files_of
+from findings_adapters.marks import cut_bytes
 from findings_adapters.sarif.reading import (
     ArtifactLocation,
     PhysicalLocation,
     Reading,
     Region,
     RunReading,
-    cut_bytes,
     path_of_uri,
     text_of,
     whole,
@@ -33,6 +32,7 @@ SOURCE_TEXT = 10 * heart.KIB  # bytes of a line
 SOURCES = 16  # files that are kept: some scanners come to one for each rule
 LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
 EACH = "*"
+NOTICES = ("toolConfigurationNotifications", "toolExecutionNotifications")
 
 
 def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
@@ -47,22 +47,6 @@ def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
         yield part
 
 
-# A pull request can add a folder with the files of a bare repository, whose configuration has git run a program of its
-# author's: git passes over such a folder, and asks no file system monitor.
-GIT = ("git", "-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit", "-c", "safe.directory=*")
-LIST_FILES = (*GIT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-
-
-def files_of_git(folder: Path) -> set[Path]:
-    """Return the files of a repository that git does not ignore; none where git fails or is not installed."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's are others
-    try:
-        listed = subprocess.run(LIST_FILES, cwd=folder, env=env, capture_output=True, check=True).stdout  # noqa: S603
-    except (OSError, subprocess.CalledProcessError):
-        return set()
-    return {folder / name for name in os.fsdecode(listed).split("\0")}
-
-
 class Checkout:
     """A folder with the code that a document is about.
 
@@ -74,7 +58,7 @@ class Checkout:
         self.folder = folder.resolve()
         self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
         self.lines_of = lru_cache(SOURCES)(self._read)
-        self.files_of = cache(files_of_git)
+        self.files_of = cache(files_of)
 
     def _may_show(self, file: Path) -> bool:
         """Return whether lines of a file, by its resolved path, may be stored with findings."""
@@ -123,6 +107,12 @@ class Checkout:
         return LINE_END.split(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
+def reading_of(run: dict[str, Any]) -> RunReading:
+    """Return a reader of a run without its results."""
+    text = json.dumps(run | ({"results": [{}]} if run.get("results") else {})).encode()
+    return RunReading(Reading(len(text)), Raw(text), "")
+
+
 def with_source(document: bytes, folder: Path) -> bytes:
     """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
 
@@ -133,15 +123,16 @@ def with_source(document: bytes, folder: Path) -> bytes:
     except (ValueError, RecursionError):
         return document
     checkout = Checkout(folder)
-    files = ("results", "locations", "physicalLocation")
+    below = ("locations", "physicalLocation")
+    files = ("results", *below)
+    named = [(*files, "artifactLocation"), *(("invocations", kind, *below, "artifactLocation") for kind in NOTICES)]
     for run in objects_at(log, "runs"):
-        for path in (("originalUriBaseIds", EACH), ("artifacts", "location"), (*files, "artifactLocation")):
+        for path in (("originalUriBaseIds", EACH), ("artifacts", "location"), *named):
             for location in objects_at(run, *path):
                 if uri := checkout.relative(location.get("uri")):
                     location["uri"] = uri
                     location.pop("uriBaseId", None)  # an absolute path stood for itself
-        bare = Raw(json.dumps({name: run[name] for name in run if name != "results"}).encode())
-        path_of = RunReading(Reading(len(document)), bare, "").path_of
+        path_of = reading_of(run).path_of
         # Those of one file together, so that it is read once.
         for place in sorted(objects_at(run, *files), key=lambda place: str(place.get("artifactLocation"))):
             checkout.add_snippet(place, path_of)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -13,7 +13,9 @@ from msgspec import Struct
 
 import findings_features.exports as exports
 import findings_service as heart
-from findings_adapters.sarif.reading import DRIVE, OURS, RULE_TEXT, SCHEME, VERSION, Read, cut_bytes, whole
+from findings_adapters.marks import cut_bytes
+from findings_adapters.sarif.identities import OURS
+from findings_adapters.sarif.reading import DRIVE, RULE_TEXT, SCHEME, VERSION, whole
 
 DRIVER = "Findings Task Service"
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
@@ -60,12 +62,6 @@ class Tools:
         return {"driver": driver, "extensions": parts}
 
 
-def items_of(unread: Any, model: type[Read]) -> list[Read]:
-    """Return an array of a task, which is still the text that is stored: other answers pass it on as it is."""
-    items: list[Read] = heart.decoder(list[model]).decode(unread)  # type: ignore[valid-type]
-    return items
-
-
 def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
     """Return a member of extensions where it is a text: they may hold anything."""
     value = extensions.get(name)
@@ -84,7 +80,7 @@ RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full d
 def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
     full = cut_bytes(task.description or task.title, RULE_TEXT)
-    steps = items_of(task.remediation, heart.StoredStep)
+    steps = heart.decoder(list[heart.StoredStep]).decode(cast(Any, task.remediation))  # still as it is stored
     help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
     texts = {"shortDescription": task.title, "fullDescription": heart.truncate(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
@@ -161,7 +157,7 @@ def uri_of(path: str) -> str:
 
 def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the location of a task: the first line where none is known."""
-    evidence = items_of(task.evidence, heart.Evidence)
+    evidence = heart.decoder(list[heart.Evidence]).decode(cast(Any, task.evidence))
     path, line, end_line = where_of(task, extensions, evidence)
     region: dict[str, Any] = {"startLine": line or 1}
     if line and end_line and end_line >= line:
@@ -170,6 +166,11 @@ def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, An
     if snippet:
         region["snippet"] = {"text": snippet}
     return {"physicalLocation": {"artifactLocation": {"uri": uri_of(path)}, "region": region}}
+
+
+# The names of what is submitted of a task, and its fields; what it is known by is a fingerprint.
+SUBMITTED = dict(zip(heart.TaskReport.__struct_encode_fields__, heart.TaskReport.__struct_fields__, strict=True))
+del SUBMITTED["externalId"], SUBMITTED["formerExternalIds"]
 
 
 def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
@@ -194,24 +195,14 @@ def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
         result["suppressions"] = [{"kind": "external", "status": "accepted", **justified}]
     if item.known is not None:
         result["baselineState"] = "unchanged" if item.known else "new"
-    result["properties"] = bag_of(task)
-    return result
-
-
-# The names of what is submitted of a task, and its fields; what it is known by is a fingerprint.
-SUBMITTED = dict(zip(heart.TaskReport.__struct_encode_fields__, heart.TaskReport.__struct_fields__, strict=True))
-del SUBMITTED["externalId"]
-
-
-def bag_of(task: heart.Task) -> dict[str, Any]:
-    """Return the property bag of a result."""
-    return {
+    result["properties"] = {
         "taskId": task.id,
         "targetUrl": task.target_url,
         **score_of(task.severity),
         "tags": task.tags,
         OURS: {name: getattr(task, field) for name, field in SUBMITTED.items()},
     }
+    return result
 
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

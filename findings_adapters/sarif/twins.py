@@ -1,0 +1,238 @@
+"""Twins: results that differ by their place alone, such as one line of code that occurs in a file three times.
+
+Their external ids are one hash with numbers. Each report gets the number of the nearest stored twin, so that a decision
+stays with its line when a twin is added, removed or listed in another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+import findings_features.former_ids as former_ids
+import findings_service as heart
+
+Place = tuple[str, int]  # a path and a line
+NUMBERED = re.compile("[0-9a-f]{40}-[0-9]+")  # the external id of a twin
+LOCATION = re.compile(r"(?s)(.*?)(?::([0-9]{1,9}))?")
+ELSEWHERE = 1_000_000  # lines from one file to another
+MOST_CELLS = 200_000  # of a table of distances, for 0.1 s; beyond them places are matched in their order
+
+
+def nearest(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
+    """Match each of a few places to one of as many or more, with the least sum of distances in lines.
+
+    Both are sorted, and so is the result: the indexes of the matched places.
+    """
+    spare = len(many) - len(few)
+    if len(few) * (spare + 1) > MOST_CELLS:
+        return nearest_each(few, many)
+    # best[k] is the least sum for the places so far with k of the many skipped; steps hold the choices for it.
+    best, steps = [0] * (spare + 1), list[list[int]]()
+    for number, place in enumerate(few):
+        reached, came = list[int](), list[int]()
+        least, at = best[0], 0
+        for skipped in range(spare + 1):
+            if best[skipped] < least:
+                least, at = best[skipped], skipped
+            reached.append(least + distance(place, many[number + skipped]))
+            came.append(at)
+        best = reached
+        steps.append(came)
+    skipped = min(range(spare + 1), key=best.__getitem__)
+    chosen = list[int]()
+    for number in reversed(range(len(few))):
+        chosen.append(number + skipped)
+        skipped = steps[number][skipped]
+    return chosen[::-1]
+
+
+def nearest_each(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
+    """Match each of a few places to the nearest one that is left, in their order, where a table would be too large."""
+    chosen, start = list[int](), 0
+    for number, place in enumerate(few):
+        last = len(many) - len(few) + number  # enough are left for the others
+        at = bisect_left(many, place, start, last)
+        if at > start and distance(place, many[at - 1]) <= distance(place, many[at]):
+            at -= 1
+        chosen.append(at)
+        start = at + 1
+    return chosen
+
+
+def distance(one: Place, other: Place) -> int:
+    """Return the distance of two places in lines."""
+    return abs(one[1] - other[1]) + (ELSEWHERE if one[0] != other[0] else 0)
+
+
+def matched(places: Sequence[Place], stored: Sequence[Place]) -> dict[int, int]:
+    """Match places to stored ones in the order of both, and return their indexes."""
+    if len(places) > len(stored):
+        return {place: twin for twin, place in matched(stored, places).items()}
+    ours, theirs = (sorted(range(len(each)), key=each.__getitem__) for each in (places, stored))
+    own = nearest([places[each] for each in ours], [stored[each] for each in theirs])
+    return {each: theirs[other] for each, other in zip(ours, own, strict=True)}
+
+
+class Twin(Struct):
+    """A stored twin: its external id, title and place, and whether the run has reported it already."""
+
+    external_id: str
+    title: str
+    place: Place
+    is_reported: bool
+
+
+Stored = defaultdict[str, list[Twin]]
+Spot = tuple[str, int, int]  # a path, a line and a column
+Group = dict[Spot, list[heart.NewTask]]  # the reports of one identity, by their places
+Claim = tuple[Spot, str]  # a place of a report, and its identity
+OWN, NUMBER_OF, KEPT = "tasks.external_id", "tasks.twin_of", "former_ids.external_id"
+
+
+def add_twins(
+    connection: heart.Connection, by: heart.Submitting, stored: Stored, identities: Iterable[str], column: str
+) -> None:
+    """Select the stored twins with one of some identities in a column, and add them to `stored`."""
+    if not (asked := sorted(identities)):
+        return
+    tables = "tasks"
+    if column == KEPT:
+        tables += " JOIN former_ids ON former_ids.client_id = tasks.client_id AND former_ids.task_seq = tasks.seq"
+    rows = connection.execute(
+        f"""SELECT {column}, tasks.external_id, tasks.title, COALESCE(tasks.location, ''), (
+                SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
+                AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
+            FROM {tables} WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
+                AND {column} IN (SELECT value FROM json_each(?))""",
+        (by.run.seq, by.who.client_id, *by.run.type_and_target, json.dumps(asked)),
+    )
+    for identity, external_id, title, location, is_reported in rows:
+        path, line = LOCATION.fullmatch(location).groups()  # type: ignore[union-attr]
+        first = identity[:40] if NUMBERED.fullmatch(identity) else identity
+        stored[first].append(Twin(external_id, title, (path, int(line or 0)), bool(is_reported)))
+
+
+def numbering(reports: Sequence[heart.NewTask]) -> Callable[[heart.Connection, heart.Submitting, Any], None]:
+    """Return a function that numbers the reports of a document in a transaction, which may be retried."""
+    former = {report.identity: report.former_ids for report in reports if report.identity}
+    return lambda connection, by, _: number_reports(connection, by, reports, former)
+
+
+def number_reports(
+    connection: heart.Connection,
+    by: heart.Submitting,
+    reports: Iterable[heart.NewTask],
+    former: Mapping[str, Sequence[str]],
+) -> None:
+    """Set the external ids of reports by their identities and places; reports at one place are one finding.
+
+    :param former: the external ids that identities may have had.
+    """
+    groups, names = defaultdict[str, Group](lambda: defaultdict(list)), dict[str, set[str]]()
+    for report in reports:
+        if report.identity:
+            report.external_id, report.twin_of, report.known_as = report.identity, None, None
+            groups[report.identity][report.place].append(report)
+            names[report.identity] = {report.identity, *former[report.identity], report.old_id} - {""}
+        elif NUMBERED.fullmatch(report.external_id or ""):
+            report.twin_of = (report.external_id or "").partition("-")[0]
+    claimed = Counter(itertools.chain.from_iterable(names.values()))
+    stored, kept = Stored(list), Stored(list)
+
+    def several() -> list[str]:
+        return [
+            each
+            for each in groups
+            if len(groups[each]) > 1 or any(claimed[name] > 1 or stored.get(name) for name in names[each])
+        ]
+
+    add_twins(connection, by, stored, claimed, NUMBER_OF)
+    # The first of twins has no number, and one that this run has reported before may get a second one now.
+    asked = groups if by.run.reported else several()
+    add_twins(connection, by, stored, {*asked}.union(*(names[each] for each in several())), OWN)
+    many = several()
+    ids = itertools.chain.from_iterable(names[each] for each in many)
+    numbered = (f"{each}-{count}" for each in many for count in range(2, len(groups[each]) + len(stored[each]) + 1))
+    add_twins(connection, by, kept, {*ids, *numbered}, KEPT)
+    for same in itertools.chain.from_iterable(group.values() for group in groups.values()):
+        if any(report.status is None for report in same):  # one of them is not suppressed
+            for report in same:
+                report.status = None
+    own = dict[Claim, str]()
+    for identity in many:
+        own |= nearest_twins([(spot, identity) for spot in groups[identity]], stored[identity])
+    earlier = earlier_ids({each: groups[each] for each in many}, former, own, stored, kept)
+    for identity in many:
+        number_group(identity, groups[identity], {each.external_id for each in stored[identity]}, own, earlier)
+
+
+def earlier_ids(
+    groups: Mapping[str, Group],
+    former: Mapping[str, Sequence[str]],
+    own: Mapping[Claim, str],
+    stored: Stored,
+    kept: Stored,
+) -> dict[Claim, str]:
+    """Return the external ids of the findings that reports without an own one were, by the nearest place.
+
+    An id by the algorithm before version 12 leaves the message out: a finding that it names has the same title.
+    """
+    claims = defaultdict[tuple[str, str], list[Claim]](list)
+    for identity, group in groups.items():
+        for spot, (report, *_) in group.items():
+            asked = [(identity, ""), *((name, "") for name in former[identity])]
+            for key in (*asked, (report.old_id, former_ids.without_numbers(report.old_title))):
+                claims[key].append((spot, identity))
+    earlier, used = dict[Claim, str](), {*own.values()}
+    for (name, title), claimed in claims.items():
+        twins = [
+            each
+            for each in itertools.chain(kept[name], stored[name] if name not in groups else ())
+            if each.external_id not in used and title in ("", former_ids.without_numbers(each.title))
+        ]
+        found = nearest_twins([each for each in claimed if each not in own and each not in earlier], twins)
+        earlier |= found
+        used.update(found.values())
+    return earlier
+
+
+def number_group(
+    identity: str, group: Group, taken: Container[str], own: Mapping[Claim, str], earlier: Mapping[Claim, str]
+) -> None:
+    """Set the external ids of one identity's reports: those of the nearest stored twins, else unused ones."""
+    numbers = (f"{identity}-{count}" if count > 1 else identity for count in itertools.count(1))
+    unused = (each for each in numbers if each not in taken)
+    # The first unused id may be kept with a finding: only a report of that may have it.
+    for spot in sorted(group, key=lambda spot: ((spot, identity) not in earlier, spot)):
+        claim = spot, identity
+        external_id = own.get(claim) or next(unused)
+        for report in group[spot]:
+            report.external_id, report.twin_of = external_id, identity if external_id != identity else None
+            report.known_as = earlier.get(claim, "")
+
+
+def nearest_twins(claims: Iterable[Claim], twins: Iterable[Twin]) -> dict[Claim, str]:
+    """Return the external ids of the stored twins by the places that match them.
+
+    A twin that this run has reported matches only the place at which it was reported.
+    """
+    free, left, found = sorted(claims), list[Twin](), dict[Claim, str]()
+    reported = {each.place: each for each in twins if each.is_reported}
+    for claim in free:
+        (path, line, _), _ = claim
+        if twin := reported.pop((path, line), None):
+            found[claim] = twin.external_id
+    left = sorted(
+        (each for each in twins if not each.is_reported), key=lambda each: (len(each.external_id), each.external_id)
+    )
+    free = [claim for claim in free if claim not in found]
+    pairs = matched([(path, line) for (path, line, _), _ in free], [each.place for each in left])
+    return found | {free[claim]: left[twin].external_id for claim, twin in pairs.items()}
