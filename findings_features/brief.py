@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -19,16 +19,21 @@ import findings_features.overview as overview
 import findings_service as heart
 
 
-class KnownFinding(heart.Model, gc=False):
-    """A finding that is known already; `lastComment` is the last that anybody wrote in its history.
-
-    `excerpt` is the first line of its first evidence's content that is not blank, at most 120 characters of it.
-    """
+class ResolvedFinding(heart.Model, gc=False):
+    """A finding that was resolved; if it is there again, it is reported under the same `externalId`."""
 
     external_id: str
     title: str
     rule: str | None
     location: str | None
+
+
+class KnownFinding(ResolvedFinding, gc=False):
+    """A known finding; `lastComment` is the latest comment of a change of its status, else the latest comment.
+
+    `excerpt` is the first line of its first evidence's content that is not blank, at most 120 characters of it.
+    """
+
     severity: heart.Severity
     status: heart.TaskStatus
     reason: heart.Reason | None
@@ -37,7 +42,7 @@ class KnownFinding(heart.Model, gc=False):
 
 
 class Brief(heart.Model):
-    """What an agent should know before it scans: the worst of what is known already, and how many more there are.
+    """The known findings of a type and target, most severe first, and how many more there are.
 
     `summary` counts all tasks of the type and target, also resolved ones and those without an externalId.
     """
@@ -47,6 +52,7 @@ class Brief(heart.Model):
     branch: str | None
     summary: heart.Summary
     extension_schema: heart.MaybeSchema
+    resolved: list[ResolvedFinding]
     tasks: list[KnownFinding]
     omitted: int
 
@@ -68,7 +74,11 @@ class BriefQuery(heart.Request):
         ]
         | None
     ) = None
-    limit: Annotated[int, Meta(ge=1, le=200, description="Findings that are listed.")] = 50
+    location: (
+        Annotated[heart.NonEmpty, Meta(description="Findings there, as in a list of tasks; `summary` counts all.")]
+        | None
+    ) = None
+    limit: Annotated[int, Meta(ge=1, le=200, description="Findings in `tasks`, and in `resolved`.")] = 50
 
 
 EXCERPT_LENGTH = 120
@@ -86,21 +96,17 @@ def excerpt_of(content: str | None) -> str | None:
 
 
 IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_progress', 'dismissed')"""
-
-
-def select_known_findings(connection: heart.Connection, client_id: str, seqs: Sequence[int]) -> list[KnownFinding]:
-    """Return findings as a brief lists them, and in its order."""
-    rows = connection.execute(
-        f"""SELECT tasks.external_id, tasks.title, tasks.rule, tasks.location, {heart.SEVERITY_NAME}, tasks.status,
-                tasks.reason, (
-                SELECT comment FROM history WHERE history.client_id = tasks.client_id
-                    AND history.task_seq = tasks.seq AND comment IS NOT NULL ORDER BY history.seq DESC LIMIT 1),
-                {CONTENT}
-            FROM tasks {heart.DETAILS}
-            WHERE {heart.BY_SEQ} ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
-        (client_id, json.dumps(seqs)),
-    )
-    return [KnownFinding(*(*known, excerpt_of(content))) for *known, content in rows]
+RESOLVED = "tasks.external_id IS NOT NULL AND tasks.status = 'resolved'"
+ORDER = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC"
+# Findings as a brief lists them, and in its order.
+LISTED = f"""SELECT tasks.external_id, tasks.title, tasks.rule, tasks.location, {heart.SEVERITY_NAME}, tasks.status,
+        tasks.reason, (
+        SELECT comment FROM history WHERE history.client_id = tasks.client_id
+            AND history.task_seq = tasks.seq AND comment IS NOT NULL AND event IN ('status', 'comment')
+             ORDER BY event DESC, history.seq DESC LIMIT 1),
+        {CONTENT}
+    FROM tasks {heart.DETAILS}
+    WHERE {heart.BY_SEQ} {ORDER}"""
 
 
 def select_brief(
@@ -111,22 +117,32 @@ def select_brief(
     lines = [(overview.Known(*place), "")]
     if query.branch:  # what the main line knows, too, is there already
         lines.append((overview.Known(*place, query.branch), "AND tasks.branch <> ''"))
+    there, values = heart.located(query.location) if query.location else ("1 = 1", ())
     counted, places, listed = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0
+    resolved = list[tuple[Any, ...]]()
     for known, condition in lines:
         counted += known.select(connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2")
         columns = "COUNT(*) OVER (), tasks.severity, tasks.last_seen_at, tasks.seq"
-        order = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC LIMIT ?"
-        rows = known.select(connection, columns, f"{condition} AND {IN_BRIEF} {order}", query.limit)
+        rows = known.select(
+            connection, columns, f"{condition} AND {IN_BRIEF} AND {there} {ORDER} LIMIT ?", *values, query.limit
+        )
         listed += rows[0][0] if rows else 0
         places += [row[1:] for row in rows]
+        columns = "tasks.severity, tasks.seq, tasks.external_id, tasks.title, tasks.rule, tasks.location"
+        order = "ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?"
+        resolved += known.select(
+            connection, columns, f"{condition} AND {RESOLVED} AND {there} {order}", *values, query.limit
+        )
     seqs = [seq for *_, seq in heapq.nlargest(query.limit, places)]
+    findings = connection.execute(LISTED, (client_id, json.dumps(seqs)))
     return Brief(
         project_type=query.project_type,
         target_url=query.target_url,
         branch=query.branch,
         summary=heart.summary_of(counted),
         extension_schema=project_type.extension_schema,
-        tasks=select_known_findings(connection, client_id, seqs),
+        resolved=[ResolvedFinding(*row[2:]) for row in heapq.nlargest(query.limit, resolved)],
+        tasks=[KnownFinding(*(*known, excerpt_of(content))) for *known, content in findings],
         omitted=listed - len(seqs),
     )
 

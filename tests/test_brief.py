@@ -41,6 +41,7 @@ def test_a_brief_tells_all_that_the_contract_names_in_its_order(client: Client) 
         "branch": None,
         "summary": {"total": 3, "bySeverity": severities, "byStatus": statuses},
         "extensionSchema": schema,
+        "resolved": [{"externalId": "b", "title": "Image without alt text", "rule": None, "location": None}],
         "tasks": [finding | {"excerpt": "  p { color: #aaa }"}],
         "omitted": 0,
     }
@@ -87,10 +88,41 @@ def test_a_brief_is_of_one_type_and_one_target(client: Client) -> None:
     assert briefed(client, targetUrl=f"{TARGETS[2]}x") == []
 
 
-def test_the_last_comment_of_a_brief_is_the_last_that_anybody_wrote(client: Client, run: str) -> None:
+def test_resolved_findings_of_the_lines_are_listed_most_severe_first(client: Client, run: str) -> None:
+    for number, severity in enumerate(("low", "critical", "high", "high")):
+        client.add(
+            run, externalId=f"{severity}-{number}", severity=severity, status="resolved", location=f"{number}.py"
+        )
+    client.submit(run, task(status="resolved"))  # it has no id to report it by
+    client.submit(start_on(client, "a"), task(externalId="a's", severity="medium", status="resolved"))
+    right = ["critical-1", "high-3", "high-2", "low-0"]
+    for limit in (1, 3, 50):
+        told = brief_of(client, limit=limit)
+        assert ([each["externalId"] for each in told["resolved"]], told["omitted"]) == (right[:limit], 0)
+    on_branch = brief_of(client, branch="a", limit=4)["resolved"]
+    assert [each["externalId"] for each in on_branch] == [*right[:3], "a's"]
+
+
+def test_a_location_limits_the_findings_of_a_brief_and_not_its_summary(client: Client, run: str) -> None:
+    for place in ("src/a.py", "src/a.py:7", "src/ab.py", "docs/a.py", None):
+        for status in ("open", "resolved"):
+            client.add(run, externalId=f"{status} {place}", location=place, status=status)
+    for location, right in (
+        ("src/a.py", {"src/a.py", "src/a.py:7"}),
+        ("src/", {"src/a.py", "src/a.py:7", "src/ab.py"}),
+    ):
+        told = brief_of(client, location=location)
+        assert {each["location"] for each in told["tasks"]} == {each["location"] for each in told["resolved"]} == right
+        assert (told["summary"]["total"], told["omitted"]) == (10, 0)
+    told = brief_of(client, location="src", limit=1)
+    assert (len(told["tasks"]), len(told["resolved"]), told["omitted"]) == (1, 1, 2)
+
+
+def test_the_last_comment_of_a_brief_is_that_of_a_change_of_status_if_there_is_one(client: Client, run: str) -> None:
     decided = {
         None: [],
-        "First": [{"comment": "First"}],
+        "First": [{"comment": "Zeroth"}, {"comment": "First"}],
+        "Why": [{"status": "dismissed", "comment": "Why"}, {"comment": "Later"}],
         "No": [{"status": "dismissed", "comment": "No"}, {"status": "open"}, {"assignee": "kim"}],
         "Mine": [{"comment": "Other"}, {"status": "in_progress", "comment": "Mine"}],
     }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import findings_service as heart
-from findings_features.brief import Brief, KnownFinding
+from findings_features.brief import Brief, KnownFinding, ResolvedFinding
 from tests.support import API, Server, task
 
 heart.load_parts()
@@ -26,11 +26,18 @@ FINDING = KnownFinding("a", "No label", None, None, "high", "open", None, None, 
 TYPE = heart.ProjectType("id", "web", "Web", "Pages", "2026-11-21T00:00:00.000Z")
 
 
-def brief_of(*findings: KnownFinding, omitted: int = 0, schema: str = "null", **fields: Any) -> Brief:
+def brief_of(
+    *findings: KnownFinding,
+    omitted: int = 0,
+    schema: str = "null",
+    resolved: Sequence[ResolvedFinding] = (),
+    **fields: Any,
+) -> Brief:
     """Return a brief of some findings."""
     counts = heart.Summary(len(findings), heart.SeverityCounts(high=len(findings)), heart.StatusCounts())
     whole = {"project_type": "web", "target_url": None, "branch": None} | fields
-    return Brief(**whole, summary=counts, extension_schema=msgspec.Raw(schema), tasks=list(findings), omitted=omitted)
+    whole |= {"resolved": list(resolved), "tasks": list(findings)}
+    return Brief(**whole, summary=counts, extension_schema=msgspec.Raw(schema), omitted=omitted)
 
 
 def read(text: bytes) -> tuple[list[Any], list[Any]]:
@@ -69,6 +76,12 @@ def test_fifty_findings_of_a_scan_fit_into_nine_thousand_characters(omitted: int
     assert len(read(text)[1][3:]) == 50
     assert len(text.decode()) <= 9000
     assert left_out(text) == f"\nLeft out: {said}\n"
+
+
+def test_resolved_findings_come_last_in_a_group_of_their_own() -> None:
+    gone = ResolvedFinding("b", "Was there", "R1", "a.py:3")
+    _, lines = read(markdown.write_brief(brief_of(FINDING, resolved=[gone]), TYPE))
+    assert lines[2:] == ["high", ["a", "No label"], "resolved", ["b", "Was there", "R1", "a.py:3"]]
 
 
 @pytest.mark.parametrize("listed", [50, 200])
