@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import click
 import msgspec
@@ -27,7 +28,7 @@ class ProjectTypeInUse(heart.ServiceError, status=409, code="project_type_in_use
 OLD = """{run}.finished_at < ? AND {run}.seq NOT IN (
     SELECT MAX(seq) FROM runs AS newest
     WHERE newest.client_id = ? AND newest.branch = '' AND newest.status = 'completed'
-    GROUP BY newest.project_type, newest.target_url)"""
+    GROUP BY newest.project_type, newest.target_url, newest.is_partial)"""
 OLD_RUN = OLD.format(run="runs")
 # The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
 ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
@@ -56,34 +57,16 @@ def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[h
     connection.deletes = True
     heart.drop_answers(connection, client_id, *(task.id for task in tasks))
     heart.index_tasks(connection, client_id, tasks, -1)
-    seqs = [task.seq for task in tasks]
+    deleted = (client_id, json.dumps([task.seq for task in tasks]))
     for kind in (heart.RunKey, heart.BranchKey):
-        uncount_reported(connection, client_id, kind, seqs)
-    connection.execute(f"DELETE FROM tasks WHERE {heart.BY_SEQ}", (client_id, json.dumps(seqs)))
-    delete_empty_branches(connection, client_id)
-
-
-def uncount_reported(
-    connection: heart.Connection, client_id: str, kind: type[heart.Source], task_seqs: Sequence[int]
-) -> None:
-    """Subtract tasks that are being deleted from the `reported` counts of runs (or branches)."""
-    of_tasks = f"FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
-    tasks = (client_id, json.dumps(task_seqs))
-    connection.execute(
-        f"""UPDATE {kind.table} SET reported = reported - (
-                SELECT COUNT(*) {of_tasks} AND {kind.column} = {kind.table}.seq)
-            WHERE client_id = ? AND seq IN (SELECT {kind.column} {of_tasks})""",
-        (*tasks, client_id, *tasks),
-    )
-
-
-def remove_empty_run(connection: heart.Connection, client_id: str, run: heart.RunKey) -> None:
-    """Delete a run that reports nothing any more, with what else there is of it alone."""
-    heart.add_to_counters(
-        connection, client_id, heart.counter_names("runs", *run.type_and_target, run.branch), run.status, 0, -1
-    )
-    heart.drop_answers(connection, client_id, run.id)
-    connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
+        of_tasks = f"FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
+        connection.execute(
+            f"""UPDATE {kind.table} SET reported = reported - (
+                    SELECT COUNT(*) {of_tasks} AND {kind.column} = {kind.table}.seq)
+                WHERE client_id = ? AND seq IN (SELECT {kind.column} {of_tasks})""",
+            (*deleted, client_id, *deleted),
+        )
+    connection.execute(f"DELETE FROM tasks WHERE {heart.BY_SEQ}", deleted)
     delete_empty_branches(connection, client_id)
 
 
@@ -132,10 +115,14 @@ def prune_slice(
     )
     if deleted:
         recompute_after_unlink(connection, client_id, run, left)
-    whole = len(rows) < size
-    if whole:
-        remove_empty_run(connection, client_id, run)
-    return len(gone), whole
+    if len(rows) == size:
+        return len(gone), False
+    names = heart.counter_names("runs", *run.type_and_target, run.branch)
+    heart.add_to_counters(connection, client_id, names, run.status, 0, -1)
+    heart.drop_answers(connection, client_id, run.id)
+    connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
+    delete_empty_branches(connection, client_id)
+    return len(gone), True
 
 
 FOUND_AT_ONCE = 10_000  # old runs; to find them takes a look at all runs of the client
@@ -305,11 +292,25 @@ def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
     return heart.PendingWrite(call, remove)
 
 
+HOUR = 3600.0  # seconds; what is younger is hardly meant
+
+
+def duration_with_unit(_: click.Context, __: click.Parameter, text: str) -> float:
+    """Return the seconds of a duration. :raises click.BadParameter: for one without a unit: 90 may be meant as days."""
+    with suppress(ValueError):
+        if text.strip()[-1:].isalpha():
+            return heart.parse_duration(text)
+    raise click.BadParameter(f"{text!r} is not a duration: it must have a unit: 12h or 90d")
+
+
 @click.command()
-@click.option("--finished-before", callback=heart.duration_of, required=True, metavar="DURATION", help="Such as 90d.")
+@click.option("--finished-before", callback=duration_with_unit, required=True, metavar="DURATION", help="Such as 90d.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option(
-    "--yes", is_flag=True, help="Do not ask, on a terminal, whether more than half of a client's runs may go."
+    "--yes",
+    is_flag=True,
+    help="Remove what finished less than an hour ago, too, and do not ask, on a terminal, before more than half of a"
+    " client's runs go.",
 )
 @heart.database_option
 def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
@@ -317,6 +318,10 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
 
     The newest completed run of the main line of each project type and target stays, as the baseline of the next gate.
     """
+    if finished_before < HOUR and not (yes or dry_run):
+        raise click.UsageError(
+            "--finished-before is less than an hour; use a longer duration, or --yes to remove such runs"
+        )
     before = heart.timestamp(ago=finished_before)
     with heart.opened(db) as database:
         expected = orphans = 0
@@ -333,10 +338,8 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
             for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
                 bar.update(more_runs)
-    if dry_run:
-        click.echo(f"Would remove {expected} runs and {orphans} tasks.")
-    else:
-        click.echo(f"Removed {runs} runs and {tasks} tasks.")
+    would = f"Would remove {expected} runs and {orphans} tasks."
+    click.echo(would if dry_run else f"Removed {runs} runs and {tasks} tasks.")
     if runs:
         click.echo(
             "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True

@@ -146,6 +146,21 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     assert prune_slice(app, key) == (0, True)
 
 
+def test_prune_takes_no_number_without_a_unit_and_nothing_new_unless_told(client: Client, db: Path) -> None:
+    for words, code, told in (
+        *(
+            ([each, "--yes"], 2, f"'{each}' is not a duration: it must have a unit: 12h or 90d")
+            for each in ("90", "0", "1w")
+        ),
+        (["59m"], 2, "is less than an hour; use a longer duration, or --yes to remove such runs"),
+        (["59m", "--dry-run"], 0, "Would remove"),
+        (["59m", "--yes"], 0, "Removed"),
+        (["1h"], 0, "Removed"),
+    ):
+        done = invoke("prune", "--db", str(db), "--finished-before", *words)
+        assert (done.exit_code, told in done.output) == (code, True), words
+
+
 def test_two_prunes_go_beside_a_server_that_is_writing(server: Server) -> None:
     runs = [server.start_run() for _ in range(20)]
     for run in runs:
@@ -174,8 +189,14 @@ def test_the_newest_completed_run_of_each_target_is_never_pruned(app: flask.Flas
     assert prune(db, "--dry-run") == prune(db) == [2, 0]
     assert {each["id"] for each in client.read("runs")["runs"]} == {*kept}
     assert gate(client, finished(client, None, a="high"))["baseline"] == kept[0]
-    finish_ago(app, 91, client.read("runs", limit=1)["runs"][0]["id"])
-    assert prune(db, "--yes") == [1, 0]
+    newest = client.read("runs", limit=1)["runs"][0]["id"]
+    partial_runs = [client.start(targetUrl="https://example.com/") for _ in range(2)]
+    for run in partial_runs:  # which are no baseline
+        client.submit(run, task(externalId="n", rule="not-checked"))
+        client.finish(run)
+    finish_ago(app, 91, newest, *partial_runs)
+    assert prune(db, "--yes") == [2, 0]
+    assert [each["id"] for each in client.read("runs")["runs"]] == [partial_runs[1], newest, *kept[:0:-1]]
 
 
 def maintained(database: findings_service.Database, steps: int = 20) -> None:
@@ -194,17 +215,25 @@ def keeping(make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_clock_removes_no_more_than_half_of_a_clients_runs(
-    keeping: findings_service.Database, client: Client, db: Path, caplog: pytest.LogCaptureFixture
+    keeping: findings_service.Database,
+    client: Client,
+    db: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(commits, "FORGETTING", 0)
     app, other = client.application, client_of(client.application, client="other")
     other.register("web")
     finish_ago(app, 91, finished(client, None), finished(client, None), finished(other, None))
     finished(client, None)
     finished(other, None)
     maintained(keeping)
-    maintained(keeping)
     assert [totals(each)[0] for each in (client, other)] == [3, 1]
-    assert [each for each in caplog.messages if "'default'" in each and "--yes" in each] != []
+    assert ["'default'" in each and "--yes" in each for each in caplog.messages] == [True]
+    monkeypatch.setattr(commits, "WARNED_FOR", 0)
+    maintained(keeping)
+    assert len(caplog.messages) > 2
+    assert totals(client)[0] == 3
     assert prune(db, "--yes") == [2, 0]
     finish_ago(app, 91, finished(client, None))
     finished(client, None)
@@ -224,22 +253,6 @@ def test_looking_for_old_runs_takes_linear_time(client: Client) -> None:
             far = findings_service.timestamp(ago=-60)
             steps.append(work_of(connection, lambda: deletion.count_old_runs(connection, "default", far)))  # noqa: B023
     assert steps[1] < 7 * steps[0]
-
-
-def test_the_refusal_to_remove_half_is_logged_once_a_day(
-    keeping: findings_service.Database,
-    client: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    finish_ago(client.application, 91, finished(client, None), finished(client, None))
-    finished(client, None)
-    monkeypatch.setattr(commits, "FORGETTING", 0)
-    maintained(keeping)
-    assert len(caplog.messages) == 1
-    monkeypatch.setattr(commits, "WARNED_FOR", 0)
-    maintained(keeping)
-    assert len(caplog.messages) > 2
 
 
 TIMESTAMP, MONOTONIC = findings_service.timestamp, time.monotonic
@@ -639,7 +652,7 @@ def test_what_another_process_deletes_leaves_the_log_of_a_service(serve: Callabl
     server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))]})
     server.request("PATCH", f"{API}/runs/{run}", {"status": "failed"})
     time.sleep(0.01)
-    assert command("prune", "--finished-before", "0s", "--db", str(server.db)).returncode == 0
+    assert command("prune", "--finished-before", "0s", "--yes", "--db", str(server.db)).returncode == 0
     await_(lambda: not found_in_files(server.db), 5 * slowness())
 
 
