@@ -1,10 +1,7 @@
 """The service in a CI job: `scan` reports what scanners found, `gate` judges a run, `export` writes findings.
 
-The commands speak the service's API alone, to a database file or to a service at a URL. Which branch a scan is of, and
-the main line, they read from the variables of GitHub Actions
-(https://docs.github.com/en/actions/reference/workflows-and-actions/variables) and GitLab CI
-(https://docs.gitlab.com/ci/variables/predefined_variables/). Annotations are GitHub's workflow commands
-(https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands).
+The commands speak the service's API alone, to a database file or to a service at a URL. Annotations are GitHub's
+workflow commands (https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands).
 
 Exit codes: 0 passed, 1 the gate did not let it pass, 2 wrong usage or input, 3 anything else that went wrong.
 """
@@ -19,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,28 +34,37 @@ from findings_adapters.client import (
     Stopped,
     Unavailable,
     combined,
+    in_json,
     query_of,
     quoted,
     service_at,
     service_options,
     stoppable,
 )
+from findings_adapters.git import is_before, is_tracked, renames_since, top_of
 from findings_adapters.marks import end_of
+from findings_adapters.platforms import Place, place_of
 from findings_adapters.scan_config import (
     BARS,
+    FOLDER,
+    OUR_MARKS,
+    RENAMES,
     TEXTS,
     Config,
     Decider,
     Prepared,
     Scanned,
     Spot,
+    Upload,
+    add_marks,
     count_missing,
-    member,
     prepare,
     read_config,
+    remove_marks,
+    text_in,
 )
 from findings_features.exports import ExportQuery
-from findings_features.gate import Gate, blocking_statuses
+from findings_features.gate import BASELINES, Gate, blocking_statuses
 
 SARIF = "application/sarif+json"
 SEVERITIES = heart.SEVERITIES
@@ -120,9 +126,11 @@ def write(pieces: Iterable[str | bytes]) -> None:
     escaped = sys.stdout.isatty()
     try:
         for piece in pieces:
-            if escaped and isinstance(piece, bytes):
-                piece = heart.for_terminal(piece.decode())
-            sys.stdout.buffer.write(piece if isinstance(piece, bytes) else piece.encode())
+            if isinstance(piece, str):
+                piece = piece.encode()
+            elif escaped:
+                piece = heart.for_terminal(piece.decode()).encode()
+            sys.stdout.buffer.write(piece)
         sys.stdout.flush()
     except BrokenPipeError:
         return
@@ -136,149 +144,23 @@ def note(text: str) -> None:
 
 
 # ---------------------------------------------------------------------------
-# Where a scan takes place: what the platform's variables say
+# Where a scan takes place: what its options say, else the platform's variables
 # ---------------------------------------------------------------------------
-
-LONGEST_BRANCH = 255
-
-
-class Place(Struct):
-    """The branch that is scanned (None: the main line), its repository, and other metadata of a run.
-
-    `unknown` is the reason why a branch is a guess.
-    """
-
-    branch: str | None = None
-    target: str | None = None
-    unknown: str = ""
-    metadata: dict[str, Any] = {}
-
-
-Event = Mapping[str, Any]  # what GitHub tells of what started a workflow
-
-
-def read_event(path: str) -> Event:
-    """Return the event of a file; one that cannot be read tells nothing."""
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
-    except (OSError, ValueError, RecursionError):
-        return {}
-
-
-def text_in(event: Event, *path: str) -> str:
-    """Return the text that stands at a path, "" where none does."""
-    *above, name = path
-    value = reduce(member, above, event).get(name)
-    return value if isinstance(value, str) else ""
-
-
-def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str]:
-    """Return the branch of a workflow (None: the main line), and why that is a guess, if it is one.
-
-    Only what is known to run on the default branch's own code is of the main line: a comment on a pull request, or
-    the end of another workflow, starts one there for code that comes from anywhere.
-    """
-    name, kind = env.get("GITHUB_REF_NAME", ""), env.get("GITHUB_EVENT_NAME", "")
-    if kind == "schedule":
-        return None, ""  # one runs on the default branch alone
-    if kind.startswith("pull_request") or env.get("GITHUB_HEAD_REF"):
-        return pull_request_branch(env, event) or name, ""
-    if kind == "workflow_run":
-        return workflow_run_branch(event)
-    issue = member(event, "issue")
-    if issue.get("pull_request") is not None:
-        return f"pull/{issue.get('number')}", ""
-    if env.get("GITHUB_REF_TYPE") == "tag":
-        return name, ""
-    default = text_in(event, "repository", "default_branch")
-    if not default:
-        return name, "GitHub's event does not tell which branch is the default one"
-    return (None if name == default else name), ""
-
-
-def pull_request_branch(env: Mapping[str, str], event: Event) -> str:
-    """Return the name of a pull request's branch, with its owner's where that is a fork's."""
-    head = text_in(event, "pull_request", "head", "ref") or env.get("GITHUB_HEAD_REF", "")
-    home = text_in(event, "repository", "full_name") or env.get("GITHUB_REPOSITORY", "")
-    if (
-        member(event, "pull_request").get("head")
-        and text_in(event, "pull_request", "head", "repo", "full_name") != home
-    ):
-        return text_in(event, "pull_request", "head", "label") or f"fork:{head}"
-    return head
-
-
-def workflow_run_branch(event: Event) -> tuple[str | None, str]:
-    """Return the branch of the workflow whose end started this one: the code that it was about."""
-    started = partial(text_in, event, "workflow_run")
-    branch, owner = started("head_branch"), started("head_repository", "owner", "login")
-    if started("head_repository", "full_name") != text_in(event, "repository", "full_name"):
-        return f"{owner or 'fork'}:{branch}", ""
-    own = started("event") in ("push", "schedule", "workflow_dispatch")
-    default = text_in(event, "repository", "default_branch")
-    return (None if own and branch and branch == default else branch), ""
-
-
-def github_place(env: Mapping[str, str]) -> Place:
-    """Return where a workflow of GitHub Actions runs."""
-    event = read_event(env.get("GITHUB_EVENT_PATH", ""))
-    branch, unknown = github_branch(env, event)
-    repository, run = env.get("GITHUB_REPOSITORY"), env.get("GITHUB_RUN_ID")
-    target = f"{env.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}" if repository else None
-    pipeline = f"{target}/actions/runs/{run}" if target and run else None
-    told = {"commit": env.get("GITHUB_SHA"), "pipeline": pipeline, "actor": env.get("GITHUB_ACTOR")}
-    return Place(branch, target, unknown, {"repository": target, **told})
-
-
-def gitlab_branch(env: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the branch of a pipeline (None: the main line), and why that is a guess, if it is one."""
-    source = env.get("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME")
-    if source:
-        project = env.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID")
-        if project and project != env.get("CI_PROJECT_ID"):
-            return f"{env.get('CI_MERGE_REQUEST_SOURCE_PROJECT_PATH') or project}:{source}", ""
-        return source, ""
-    aside = env.get("CI_EXTERNAL_PULL_REQUEST_SOURCE_BRANCH_NAME") or env.get("CI_COMMIT_TAG")
-    branch, default = env.get("CI_COMMIT_BRANCH"), env.get("CI_DEFAULT_BRANCH")
-    if aside or not branch:
-        return aside or env.get("CI_COMMIT_REF_NAME", ""), ""
-    if not default:
-        return branch, "CI_DEFAULT_BRANCH is not set"
-    return (None if branch == default else branch), ""
-
-
-def gitlab_place(env: Mapping[str, str]) -> Place:
-    """Return where a job of GitLab CI runs."""
-    branch, unknown = gitlab_branch(env)
-    target, commit, actor = env.get("CI_PROJECT_URL"), env.get("CI_COMMIT_SHA"), env.get("GITLAB_USER_LOGIN")
-    told = {"commit": commit, "pipeline": env.get("CI_PIPELINE_URL"), "actor": actor}
-    return Place(branch, target, unknown, {"repository": target, **told})
-
-
-def place_of(env: Mapping[str, str]) -> Place:
-    """Return where a scan takes place; without a platform that is known, it is of the main line and of no target."""
-    place = Place()
-    if env.get("GITHUB_ACTIONS") or env.get("GITHUB_EVENT_NAME"):
-        place = github_place(env)
-    elif env.get("GITLAB_CI") or env.get("CI_PROJECT_ID") or env.get("CI_PROJECT_URL"):
-        place = gitlab_place(env)
-    elif env.get("CI"):
-        place.unknown = "this CI platform is not known"
-    if place.branch is not None:  # as the service takes it
-        place.branch = regex.sub(f"[{heart.CONTROLS}]", "", place.branch)[:LONGEST_BRANCH]
-    place.metadata = {name: told for name, told in place.metadata.items() if told}
-    return place
-
 
 SAY_BRANCH = "; say --branch NAME, or --branch '' for the main line"
 
 
-def place_given(branch: str | None, target: str | None) -> Place:
+def place_given(branch: str | None, target: str | None, source_url: str | None) -> Place:
     """Return where a scan takes place, by its options first; "" there says the main line, or no target.
 
-    :raises BadInput: where the platform has a branch, and does not tell its name.
+    :raises BadInput: if the platform does not name the branch, or a pattern is not a URL.
     """
     place = place_of(os.environ)
+    if source_url:
+        _, pattern, meant = TEXTS["source-url"]
+        if not regex.match(pattern, source_url):
+            raise BadInput(f"--source-url {source_url}: say {meant}")
+        place.metadata["sourceUrl"] = source_url
     if branch is not None:
         place.branch, place.unknown = branch or None, ""
     elif place.branch == "":
@@ -300,6 +182,7 @@ def place_given(branch: str | None, target: str | None) -> Place:
 
 
 Spots = Mapping[str, Spot]  # by external id
+Filters = Mapping[str, Any]
 
 
 class Finding(Struct):
@@ -329,31 +212,34 @@ def finding_at(spots: Spots, task: heart.TaskHead, *, is_new: bool = False) -> F
 
 
 class Bar(Struct):
-    """By what a run is judged."""
+    """By what runs are judged: `gate_options`."""
 
     fail_on: str
     only: str
     without_baseline: str
+
+
+class Judged(Struct):
+    """A run to judge, the run to compare it with, where one is chosen, and where its findings are.
+
+    `left_out` is how many findings its end resolved because their paths are left out.
+    """
+
+    run_id: str
     baseline: str | None = None
+    spots: Spots = {}
+    left_out: int = 0
 
 
 class Report(Struct):
-    """A run, the gate's verdict on it, the same without any bar, and the findings to show, the worst ones first."""
+    """A run, the gate's verdict on it, what there is in figures, and the findings to show, the worst ones first."""
 
     run: heart.Run
     gate: Gate
-    unbarred: Gate
+    counts: str
     spots: Spots
     findings: list[Finding]
     total: int
-
-    @property
-    def counts(self) -> str:
-        """What there is, in figures."""
-        ignored, missing, resolved = self.unbarred.ignored, self.unbarred.missing, self.run.submitted.resolved
-        told = f"{self.unbarred.offenders_total} new, {ignored.known} known, {ignored.dismissed} dismissed"
-        told += f", {missing} not reported any more" if missing else ""
-        return told + (f", {resolved} resolved, because not reported any more" if resolved else "")
 
     @property
     def more(self) -> str:
@@ -362,31 +248,44 @@ class Report(Struct):
         return f"… and {rest} more" if rest > 0 else ""
 
 
+def figures_of(run: heart.Run, unbarred: Gate) -> str:
+    """Count the findings of a run, by the gate's verdict without a lowest severity."""
+    ignored, missing, resolved = unbarred.ignored, unbarred.missing, run.submitted.resolved
+    told = f"{unbarred.offenders_total} new, {ignored.known} known, {ignored.dismissed} dismissed"
+    told += f", {missing} not reported any more" if missing else ""
+    return told + (f", {resolved} resolved, because not reported any more" if resolved else "")
+
+
 SHOWN = 50  # findings in a report
 
 
-def report_of(service: Service, run_id: str, bar: Bar, spots: Spots) -> Report:
+def report_of(service: Service, judged: Judged, bar: Bar) -> Report:
     """Build the report of a run. New findings come first if the gate is about these alone."""
-    path = f"runs/{quoted(run_id)}"
-    ask = partial(service.get, f"{path}/gate", Gate, baseline=bar.baseline or None)
+    path = f"runs/{quoted(judged.run_id)}"
+    ask = partial(service.get, f"{path}/gate", Gate, baseline=judged.baseline or None)
     verdict, unbarred = ask(fail_on=bar.fail_on, only=bar.only), ask(fail_on="info", only="new")
     run = service.get(path, heart.Run)
-    waived = bar.without_baseline == "pass" and verdict.baseline is None and run.status == "completed"
-    if waived and not verdict.pass_:
+    is_first = verdict.baseline is None and run.status == "completed"
+    if is_first and bar.without_baseline == "pass" and not verdict.pass_:
         verdict.pass_ = True
         verdict.reason = (
             f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
         )
     listed, new = worst_of(service, run), {each.id: each for each in unbarred.offenders}
     shown = (new if bar.only == "new" else {}) | {each.id: each for each in listed.tasks}
-    found = [finding_at(spots, each, is_new=each.id in new) for each in shown.values()]
-    return Report(run, verdict, unbarred, spots, sorted(found[:SHOWN], key=Finding.order), listed.total)
+    found = [finding_at(judged.spots, each, is_new=each.id in new) for each in shown.values()]
+    found = sorted(found[:SHOWN], key=Finding.order)
+    return Report(run, verdict, figures_of(run, unbarred), judged.spots, found, listed.total)
+
+
+def standing_in(run: heart.Run) -> Filters:
+    """Return the filters for the findings of a run that are not dismissed."""
+    return {"run_id": run.id, "status": blocking_statuses(run.branch)}
 
 
 def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.TaskPage:
     """Return the worst findings of a run that nobody has set aside, of those that filters leave."""
-    statuses = blocking_statuses(run.branch)
-    return service.get("tasks", heart.TaskPage, run_id=run.id, status=statuses, sort="severity", limit=SHOWN, **filters)
+    return service.get("tasks", heart.TaskPage, **standing_in(run), sort="severity", limit=SHOWN, **filters)
 
 
 # ---------------------------------------------------------------------------
@@ -397,7 +296,7 @@ COLOURS = {"critical": "magenta", "high": "red", "medium": "yellow", "low": "cya
 WIDEST_PLACE = 0.4  # of a line
 CELL = 200  # characters of a cell in markdown: a comment may have 65,536
 IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNORECASE)  # that makes a link by itself
-MENTION = regex.compile(r"[@#!$%~&](?=\w)")
+MENTION = regex.compile(r"[@#!$%~&](?=\w)|\bGH-(?=[0-9])", regex.IGNORECASE)
 
 
 def wants_colour(env: Mapping[str, str]) -> bool:
@@ -405,8 +304,12 @@ def wants_colour(env: Mapping[str, str]) -> bool:
     return sys.stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
-def table(report: Report, width: int) -> Iterator[str]:
+WIDTH = 160  # of a line that goes to a file or a log
+
+
+def table(report: Report) -> Iterator[str]:
     """Give the lines of a report for people, in colour: the findings, how many there are, and the gate's sentence."""
+    width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
     most = int(width * WIDEST_PLACE)
     places = [end_of(visible(each.shown_place), most) for each in report.findings]
     severities, widest = max(map(len, SEVERITIES)), max(map(len, places), default=0)
@@ -428,15 +331,20 @@ def in_markdown(text: str) -> str:
 
 
 def markdown(report: Report) -> Iterator[str]:
-    """Give the lines of a report as a comment on a pull request."""
+    """Yield the lines of a pull request's comment: new findings, and known ones folded."""
     yield f"**{'Passed' if report.gate.pass_ else 'Not passed'}**: {in_markdown(report.gate.reason)}"
-    if report.findings:
-        yield from ("", "| Severity | New | Finding | Place |", "|---|---|---|---|")
-    for each in report.findings:
-        title, place = in_markdown(each.task.title), in_markdown(each.shown_place)
-        cells = (each.task.severity, "new" if each.is_new else "", title, place)
-        yield f"| {' | '.join(cells)} |"
-    yield from ("", f"{report.more}; {report.counts}." if report.more else f"{report.counts}.")
+    yield from markdown_table([each for each in report.findings if each.is_new])
+    yield from ("", "; ".join(filter(None, (report.more, f"{report.counts}."))))
+    if known := [each for each in report.findings if not each.is_new]:
+        yield from ("", f"<details><summary>Known: {len(known)}</summary>", *markdown_table(known), "", "</details>")
+
+
+def markdown_table(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the lines of a table, or nothing for no rows."""
+    if findings:
+        yield from ("", "| Severity | Finding | Place |", "|---|---|---|")
+    for each in findings:
+        yield f"| {each.task.severity} | {in_markdown(each.task.title)} | {in_markdown(each.shown_place)} |"
 
 
 def command_text(text: str) -> str:
@@ -454,7 +362,7 @@ def annotation(kind: str, finding: Finding) -> str:
     in_line = spot.end_line in (None, spot.line)  # GitHub shows columns of one line only
     column, behind = (spot.column, spot.end_column) if in_line else (None, None)
     fields = {
-        "file": spot.path or None,
+        "file": spot.path,
         "line": spot.line,
         "endLine": spot.end_line if spot.line else None,
         "col": column,
@@ -464,7 +372,7 @@ def annotation(kind: str, finding: Finding) -> str:
     listed = (
         f"{name}={command_text(str(value)).replace(':', '%3A').replace(',', '%2C')}"
         for name, value in fields.items()
-        if value is not None
+        if value
     )
     elsewhere = f" ({task.location})" if task.location and not spot.path else ""  # on a page, say
     return f"::{kind} {','.join(listed)}::{command_text(f'{task.title}{elsewhere}')}"
@@ -502,39 +410,60 @@ def add_summary(lines: Iterable[str], path: str) -> None:
         note(f"Note: the summary could not be written: {error}")
 
 
+CODE_QUALITY = "gl-code-quality-report.json"
+GRADES = dict(zip(SEVERITIES, ("blocker", "critical", "major", "minor", "info"), strict=True))
+
+
+def write_code_quality(service: Service, reports: Sequence[Report]) -> None:
+    """Write what runs reported in files, as GitLab reads it (https://docs.gitlab.com/ci/testing/code_quality/)."""
+    found = [
+        {
+            "description": task.title,
+            "check_name": task.rule or report.run.project_type,
+            "fingerprint": task.external_id or task.id,
+            "severity": GRADES[task.severity],
+            "location": {"path": spot.path, "lines": {"begin": spot.line or 1}},
+        }
+        for report in reports
+        for task in service.tasks(**standing_in(report.run))
+        if (spot := finding_at(report.spots, task).spot).path
+    ]
+    place = Path(f"{CODE_QUALITY}.new")  # renamed over what may be a link of the checkout
+    place.unlink(missing_ok=True)
+    place.write_bytes(msgspec.json.encode(found))
+    place.replace(CODE_QUALITY)
+
+
 def passed(reports: Iterable[Report]) -> bool:
     """Tell whether all runs pass."""
     return all(report.gate.pass_ for report in reports)
 
 
-def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]], title: str) -> Iterator[str]:
+def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]]) -> Iterator[str]:
     """Give the lines of all reports, where there are several each under its project type, and the verdict last."""
     if len(reports) == 1:
         yield from lines(reports[0])
         return
+    title = "### {}\n" if lines is markdown else "{}:"
     for report in reports:
         yield from (title.format(report.run.project_type), *lines(report), "")
     failed = [report.run.project_type for report in reports if not report.gate.pass_]
     yield f"Not passed: {', '.join(failed)}." if failed else "Passed."
 
 
-WIDTH = 160  # of a line that goes to a file or a log
+LINES = {"table": table, "markdown": markdown, "github": workflow_lines, "gitlab": table}
 
 
 def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> None:
     """Write reports in a form. With those for machines, the gate's sentences go to standard error."""
-    width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
-    for_people: dict[str, Any] = {
-        "table": (partial(table, width=width), "{}:"),
-        "markdown": (markdown, "### {}\n"),
-        "github": (workflow_lines, "{}:"),
-    }
     if form == "github":
         write(f"{line}\n" for line in workflow_commands(service, reports, only))
         if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-            add_summary(together(reports, *for_people["markdown"]), path)
-    if form in for_people:
-        lines = (f"{line}\n" for line in together(reports, *for_people[form]))
+            add_summary(together(reports, markdown), path)
+    if form == "gitlab":
+        write_code_quality(service, reports)
+    if form in LINES:
+        lines = (f"{line}\n" for line in together(reports, LINES[form]))
         write(lines if wants_colour(os.environ) else map(click.unstyle, lines))
         return
     if form == "json":
@@ -561,17 +490,6 @@ class Listed(Struct):
     next: str | None
 
 
-class Document(Struct):
-    """What is read of a page in SARIF."""
-
-    version: str
-    runs: list[Raw]
-    schema: Raw = msgspec.field(name="$schema")
-
-
-Filters = Mapping[str, Any]
-
-
 def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> Iterator[Answer]:
     """Give the pages of a list in a form besides JSON, with so many tasks in all.
 
@@ -580,23 +498,24 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
     sample = service.request("GET", f"tasks?{query_of(**filters, limit=1)}", accept=kind)  # a limit of all forms
     if not sample.headers.get("content-type", "").startswith(kind):
         raise BadInput(f"the service does not write {kind}: the part of it that does is not there")
-    left, link = limit or sys.maxsize, f"tasks?{query_of(**filters, limit=EXPORTED)}"
-    while link and left > 0:
+    link = f"tasks?{query_of(**filters, limit=EXPORTED)}"
+    for left in range(limit or sys.maxsize, 0, -EXPORTED):
         link = regex.sub(r"(?<=[?&]limit=)[0-9]+", str(min(left, EXPORTED)), link)
         answer = service.request("GET", link, accept=kind)
         yield answer
-        left -= EXPORTED
         following = NEXT.search(answer.headers.get("link", ""))
-        link = following[1] if following else ""
+        if not following:
+            return
+        link = following[1]
 
 
 def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one SARIF document, with a run for each page."""
     for number, page in enumerate(pages(service, filters, SARIF, limit)):
-        document = page.read(Document)
-        head = msgspec.json.encode({"$schema": document.schema, "version": document.version})
-        yield b"," if number else head[:-1] + b',"runs":['
-        yield b",".join(map(bytes, document.runs))
+        head = page.read(dict[str, Raw])
+        runs = bytes(head.pop("runs"))
+        yield b"," if number else msgspec.json.encode(head)[:-1] + b',"runs":['
+        yield runs[1:-1]
     yield b"]}\n"
 
 
@@ -624,6 +543,36 @@ def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterato
 # ---------------------------------------------------------------------------
 
 
+PATTERN = regex.compile(r"[*?\[]")
+
+
+def files_of(names: Iterable[str]) -> list[str]:
+    """Return the files that names and patterns such as `**/*.sarif` mean, each once; a folder of a dot is left out.
+
+    :raises BadInput: for a pattern that matches no file.
+    """
+    files = dict[str, None]()
+    for name in names:
+        path = Path(name)
+        if not PATTERN.search(name) or path.exists():
+            files[name] = None
+            continue
+        folder = Path(path.anchor)
+        try:
+            found = [str(each) for each in folder.glob(str(path.relative_to(folder))) if each.is_file()]
+        except ValueError as error:
+            raise BadInput(f"{name}: {error}") from None
+        if "/." not in f"/{name}":
+            found = [each for each in found if "/." not in f"/{each}"]
+        if not found:
+            raise BadInput(f"{name} matches no file: did the scanner fail?")
+        files |= dict.fromkeys(sorted(found))
+    return [*files]
+
+
+XML_DECLARATION = regex.compile(r"\s*<\?xml[^>]*\?>")  # it names an encoding
+
+
 def read_document(name: str, most: int) -> bytes:
     """Return what a file of at most so many bytes holds. :raises BadInput: for what is no file, or is not like that."""
     try:
@@ -635,6 +584,11 @@ def read_document(name: str, most: int) -> bytes:
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror}") from None
     require_size(name, text, most)
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as PowerShell's > writes it
+        try:
+            text = XML_DECLARATION.sub("", text.decode("utf-16")).encode()
+        except UnicodeDecodeError:
+            raise BadInput(f"{name} begins as UTF-16 and is broken: have the scanner write UTF-8") from None
     text = text.removeprefix(codecs.BOM_UTF8)
     if not text.strip():
         raise BadInput(f"{name} is empty: did the scanner fail?")
@@ -651,10 +605,31 @@ def require_size(name: str, text: bytes, most: int) -> None:
 TOLD_PROBLEMS = 3  # of a document
 
 
-def read_documents(names: Sequence[str], source: str | None) -> Iterator[Scanned]:
+@contextmanager
+def usable(name: str) -> Iterator[None]:
+    """Turn the errors of reading a file into `BadInput` with the first reasons."""
+    try:
+        yield
+    except heart.ServiceError as error:
+        problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
+        told = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:TOLD_PROBLEMS])
+        message = f"{name}: {told}".lstrip(": ") if told else f"{name} is not a SARIF document: {error}"
+        raise BadInput(message) from None
+    except RecursionError:
+        raise BadInput(f"{name} is nested too deeply: have the scanner write less at once") from None
+    except ValueError:  # msgspec and Python read all other JSON
+        fault = "has a number such as 1e999, or one of thousands of digits"
+        raise BadInput(f"{name} {fault}: leave it out, or write it as a text") from None
+
+
+def read_documents(
+    names: Sequence[str], source: str | None, *, ours: bool = False, renames: Mapping[str, str] = {}
+) -> Iterator[Scanned]:
     """Yield files as SARIF, with paths below the checkout relative to it and its lines of code.
 
     :param source: the checkout; without it all is left as it is.
+    :param ours: whether what this service writes alone counts in a file.
+    :param renames: paths with those that the files had before.
     :raises BadInput: when one cannot be used.
     """
     heart.load_parts()
@@ -662,21 +637,35 @@ def read_documents(names: Sequence[str], source: str | None) -> Iterator[Scanned
         raise BadInput("SARIF cannot be read: findings_adapters/sarif is not there")
     from findings_adapters import formats  # which needs what reads SARIF
 
-    settings = heart.Settings.read()
+    settings, tests, documents = heart.Settings.read(), formats.Tests(), list[Scanned]()
+    most = settings.max_sarif
+
+    def read_again(document: Scanned) -> None:
+        text = in_json(document.log, document.name)
+        document.parsed, document.is_changed = formats.parse_any_weight(text, settings), True
+        if document.parsed.problems:
+            raise heart.ValidationFailed(document.parsed.problems)
+
     for name in names:
-        try:
-            text = formats.as_sarif(name, read_document(name, settings.max_sarif), source, settings.max_sarif)
+        with usable(name):
+            text, is_sarif = formats.as_sarif(name, read_document(name, most), source, most, tests, renames)
             parsed = formats.parse_any_weight(text, settings)
-            if parsed.problems:
+            document = Scanned(name, text, json.loads(text), parsed)
+            if is_sarif and remove_marks(document.log, *((RENAMES, FOLDER) if ours else (OUR_MARKS,))):
+                read_again(document)
+            elif parsed.problems:
                 raise heart.ValidationFailed(parsed.problems)
-            log = json.loads(text)
-        except heart.ServiceError as error:
-            problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
-            told = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:TOLD_PROBLEMS])
-            raise BadInput(f"{name}: {told}" if told else f"{name} is no SARIF document: {error}") from None
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, say, in what is not read
-            raise BadInput(f"{name} cannot be read whole: {error}") from None
-        yield Scanned(name, text, log, parsed)
+        documents.append(document)
+    with usable(""):
+        tests.require_some()
+    changed = {*add_marks(documents, renames)}
+    for document in documents:
+        with usable(document.name):
+            if document in changed:
+                read_again(document)
+            if formats.tell_unchecked(document.log, document.parsed):
+                read_again(document)
+        yield document
 
 
 LONGEST_TYPE = 100  # characters of a project type's name, and of its label
@@ -684,7 +673,7 @@ LONGEST_TYPE = 100  # characters of a project type's name, and of its label
 
 def types_of(tools: Iterable[str]) -> dict[str, str]:
     """Return the tools by their project types. :raises BadInput: where one is missing, or of two."""
-    types: dict[str, str] = {}
+    types = dict[str, str]()
     for tool in tools:
         name = regex.sub(r"[^a-z0-9]+", "-", tool.lower()).strip("-")[:LONGEST_TYPE].rstrip("-")
         if not name:
@@ -697,27 +686,50 @@ def types_of(tools: Iterable[str]) -> dict[str, str]:
 
 LONGEST_LABEL = 200
 
-Part = tuple[str, str | None, Prepared]  # the project type of a run, the label of a new one, and what goes into it
 
+def read_parts(
+    config: Config,
+    documents: Iterable[Scanned],
+    project_type: str | None,
+    *,
+    told: bool | None = None,
+    has_source: bool = False,
+) -> list[Prepared]:
+    """Return the parts of a scan, each of which is sent in a run of its own.
 
-def read_parts(config: Config, documents: Iterable[Scanned], project_type: str | None, *, explain: bool) -> list[Part]:
-    """Return the parts of a scan, each of which is sent in a run of its own. Log decisions with `explain`.
-
-    :param project_type: of all results together; without it, each tool has a run.
+    :param project_type: of all results together; without it, each tool and category has a run.
+    :param told: whether each decision is printed; None if all were printed before.
+    :param has_source: whether `--source` is given already.
     :raises BadInput: if a document is too large, or has a number that cannot be written again.
     """
     decider, most = Decider(config), heart.Settings.read().max_sarif
     try:
-        prepared = prepare(decider, documents, by_tool=not project_type)
+        parts = prepare(decider, documents, by_tool=not project_type, most=most)
     except ValueError as error:  # a number such as 1e999
         raise BadInput(str(error)) from None
-    for line in decider.explained if explain else ():
+    if told is not None:
+        tell_decisions(decider, told=told, has_source=has_source)
+    for document in itertools.chain.from_iterable(each.documents for each in parts.values()):
+        require_size(document.name, document.text, most)
+    for name, tool in ({project_type: ""} if project_type else types_of(parts)).items():
+        parts[tool].project_type, parts[tool].label = name, tool[:LONGEST_LABEL] or None
+    return [*parts.values()]
+
+
+def tell_decisions(decider: Decider, *, told: bool, has_source: bool) -> None:
+    """Note what was decided about findings."""
+    for line in decider.explained if told else ():
         note(line)
-    for name, document in itertools.chain.from_iterable(each.documents for each in prepared.values()):
-        require_size(name, document, most)
-    if project_type:
-        return [(project_type, None, prepared[""])]
-    return [(name, tool[:LONGEST_LABEL], prepared[tool]) for name, tool in types_of(prepared).items()]
+    if decider.ready:
+        tools = ", ".join(sorted(decider.ready))
+        note(f"Note: a ready map says how severe the findings of {tools} are; --explain shows each.")
+    if decider.misread:
+        example = heart.truncate(decider.misread[0], 40)
+        note(f"Note: values of security-severity that mean nothing: {len(decider.misread):,}, such as {example}.")
+    if decider.by_message:
+        advice = "" if has_source else "; give --source with the checkout, so that their code counts instead"
+        lack = "Results without fingerprint and code, which their messages identify"
+        note(f"Note: {lack}: {decider.by_message:,}{advice}.")
 
 
 ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
@@ -733,50 +745,146 @@ def note_absolute_paths(spots: Iterable[Spot]) -> None:
         )
 
 
-def register_type(service: Service, name: str, label: str | None) -> None:
-    """Register a project type, unless it is there."""
+def require_out_of_reach(files: Iterable[str], db: str, source: Path) -> None:
+    """Check that the author of a pull request has written neither a report nor the database.
+
+    :raises BadInput: when it may be so.
+    """
+    for name in files:
+        if (tracked := is_tracked(Path(name))) is None:
+            advice = "on a pull request git must say whether it tracks a report; install git, or repair the checkout"
+            raise BadInput(f"{name} is in a checkout where git is not installed or fails: {advice}")
+        if tracked:
+            advice = "on a pull request its author wrote it, not a scanner; have scanners write to files outside of git"
+            raise BadInput(f"{name} is tracked by git: {advice}")
+    place, folder = Path(db).resolve(), source.resolve()
+    checkout = top_of(folder) or folder  # a job may have fetched it without git
+    is_file = db and not heart.scheme_of(db)
+    if is_file and checkout in place.parents and ".git" not in place.relative_to(checkout).parts:
+        advice = "say --db with a path outside of the checkout, or below .git"
+        raise BadInput(f"{db} is where a pull request can put a database of its author's: {advice}")
+
+
+def register_type(service: Service, part: Prepared) -> None:
+    """Register the project type of a part, unless it is there."""
     try:
-        service.request("GET", f"project-types/{quoted(name)}")
+        service.request("GET", f"project-types/{quoted(part.project_type)}")
     except Refused as error:
         if error.status != 404:
             raise
-        service.request("POST", "project-types", {"name": name, "label": label})
+        service.request("POST", "project-types", {"name": part.project_type, "label": part.label})
 
 
-def report_in_runs(service: Service, parts: Iterable[Prepared], *, resolve_missing: bool) -> dict[str, Spots]:
-    """Report documents in runs and return where they have their findings, by the runs' ids.
+def main_line_runs(service: Service, project_type: str, target: str | None) -> list[heart.Run]:
+    """Return the latest completed runs of the main line, newest first."""
+    listed = service.get(
+        "runs",
+        heart.RunPage,
+        project_type=project_type,
+        target_url=target,
+        main_line=True,
+        status="completed",
+        limit=COMPARED,
+    )
+    return [run for run in listed.runs if run.target_url == target]
+
+
+COMPARED = 50  # runs of the main line, among which that of a commit is looked for
+
+
+def commit_of(run: heart.Run) -> str:
+    """Return the commit that a run says it is of, "" for none."""
+    return text_in(msgspec.json.decode(run.metadata), "commit")
+
+
+def chosen_runs(known: Mapping[str, Iterable[heart.Run]], base: str, folder: Path) -> dict[str, heart.Run]:
+    """Return of each project type's runs the newest one of a commit, or of one before it."""
+    chosen = dict[str, heart.Run]()
+    for name, runs in known.items():
+        if run := next((run for run in runs if is_before(folder, commit_of(run), base)), None):
+            chosen[name] = run
+        else:
+            note(f"Note: no run of {name} is of commit {base} or one before it; the latest one is the baseline.")
+    return chosen
+
+
+def whole_run(service: Service, runs: Sequence[heart.Run]) -> heart.Run:
+    """Return the newest run that is not partial, which is the gate's baseline, else the newest one."""
+    for run in runs[:BASELINES]:
+        listed = service.get("tasks", heart.TaskPage, run_id=[run.id], rule=[heart.UNCHECKED], limit=1)
+        if not listed.total:
+            return run
+    return runs[0]
+
+
+def renames_since_runs(runs: Iterable[heart.Run], folder: Path) -> dict[str, str]:
+    """Return the files that were renamed since the commits of some runs, with their earlier paths."""
+    renames = dict[str, str]()
+    for commit in dict.fromkeys(filter(None, map(commit_of, runs))):
+        told = renames_since(folder, commit)
+        if told is None:
+            note(f"Note: git does not have the baseline's commit {commit}, so that renamed files are not followed.")
+        renames |= told or {}
+    return renames
+
+
+def report_in_runs(
+    service: Service,
+    parts: Sequence[Prepared],
+    place: Place,
+    bar: Bar,
+    baselines: Mapping[str, heart.Run],
+    *,
+    resolve_missing: bool,
+) -> list[Judged]:
+    """Report the parts of a scan in runs and return these.
 
     Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
+
+    :param baselines: those that are chosen, by the project types.
     """
     with ExitStack() as open_runs:
-        begun = dict[str, Prepared]()
+        runs = list[Judged]()
         for part in parts:
-            run = RunSession(service, part.start, resolve_missing=resolve_missing and not part.is_partial)
-            begun[open_runs.enter_context(run).id] = part
-        for run_id, part in begun.items():
-            for name, document in part.documents:
-                submit(service, run_id, name, document)
-        resolved = {
-            run_id: count_missing(service, run_id, part.start["branch"], part.left_out)
-            for run_id, part in begun.items()
-            if resolve_missing and not part.is_partial
-        }
-    for run_id, part in begun.items():
-        kind, target, branch = (part.start[name] for name in ("projectType", "targetUrl", "branch"))
-        if number := resolved.get(run_id):
-            note(f"Findings of {kind} resolved because their paths are left out: {number:,}.")
-        if resolve_missing and part.is_partial:
-            note(f"Nothing of {kind} is resolved: it says that it could not check everything.")
-        note(f"Run {run_id} of {kind}, {target or 'no target'}, {branch or 'main line'}.")
-    return {run_id: part.spots for run_id, part in begun.items()}
+            baseline = baselines[part.project_type].id if part.project_type in baselines else None
+            metadata = place.metadata | ({} if "commit" in place.metadata else part.source)
+            start = {"projectType": part.project_type, "targetUrl": place.target, "branch": place.branch}
+            judged = {"failOn": bar.fail_on, "only": bar.only, "baseline": baseline}
+            session = RunSession(service, start | {"metadata": metadata}, resolve_missing=resolve_missing, gate=judged)
+            runs.append(Judged(open_runs.enter_context(session).id, baseline))
+        reported = [*zip(parts, runs, strict=True)]
+        for part, run in reported:
+            run.spots = submit(service, run.run_id, part.documents)
+            if resolve_missing:
+                run.left_out = count_missing(service, run.run_id, place.branch, part.left_out)
+    for part, run in reported:
+        if run.left_out:
+            note(f"Findings of {part.project_type} resolved because their paths are left out: {run.left_out:,}.")
+        if part.is_partial:
+            where = "findings of rule not-checked name the places, in which nothing is resolved"
+            note(f"{part.project_type} did not check everything: {where}.")
+        where = f"{place.target or 'no target'}, {place.branch or 'main line'}"
+        note(f"Run {run.run_id} of {part.project_type}, {where}.")
+    return runs
 
 
-def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
-    """Submit one document."""
-    try:
-        service.request("POST", f"runs/{quoted(run_id)}/tasks", document, kind=SARIF)
-    except Refused as error:
-        raise Refused(error.status, error.code, f"{name}: {error}") from None
+def submit(service: Service, run_id: str, documents: Iterable[Upload]) -> Spots:
+    """Submit documents, and return where they have their findings."""
+    spots, count = dict[str, Spot](), 0
+    for each in documents:
+        try:
+            answer = service.request("POST", f"runs/{quoted(run_id)}/tasks", each.text, kind=SARIF)
+        except Refused as error:
+            raise Refused(error.status, error.code, f"{each.name}: {error}") from None
+        tasks = answer.read(heart.Submission).tasks
+        count += len(tasks)
+        for finding, task in zip(each.findings, tasks, strict=True):
+            spots.setdefault(task.external_id or "", finding.spot)
+    if count > len(spots):
+        note(
+            f"Note: results that are the same as others at the same place, and are stored once: {count - len(spots):,}."
+        )
+    return spots
 
 
 # ---------------------------------------------------------------------------
@@ -805,9 +913,9 @@ def read_options(context: click.Context, _: click.Parameter, name: str | None) -
     """Return what a configuration file says, and have it stand for the options that are not given."""
     with exit_codes():
         config = read_config(name)
-        if config.found:
+        if config.lines and name is None:  # only a file has lines
             note("Note: findings.toml is used.")
-    context.default_map = {**(context.default_map or {}), **config.defaults}
+    context.default_map = config.defaults
     return config
 
 
@@ -842,15 +950,13 @@ def format_option(*forms: str) -> Callable[[Any], Any]:
     return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="What to write.")
 
 
-OPPOSITES = {"main-line": "branches-only"}
-
-
 def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return the option for one of a list's query parameters; what is wrong with its value the service says."""
     kind = next(part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
     option, meaning = regex.sub(r"(?=[A-Z])", "-", name).lower(), kind["description"]
     if kind.get("type") == "boolean":
-        return click.option(f"--{option}/--{OPPOSITES.get(option, f'no-{option}')}", name, default=None, help=meaning)
+        opposite = "branches-only" if option == "main-line" else f"no-{option}"
+        return click.option(f"--{option}/--{opposite}", name, default=None, help=meaning)
     value = kind.get("items", kind)
     values = components.get(value.get("$ref", "").rpartition("/")[2], value).get("enum")
     shown = f"[{'|'.join(values)}]" if values else "TEXT"
@@ -865,9 +971,9 @@ def filter_options(command: Any) -> Any:
     return combined(*(filter_option(name, fields[name], components) for name in names))(command)
 
 
-def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: str) -> NoReturn:
-    """Tell of runs, by their ids, and end with the exit code that the gate's verdicts come to."""
-    reports = [report_of(service, run_id, bar, spots) for run_id, spots in runs.items()]
+def report_gates(service: Service, runs: Iterable[Judged], bar: Bar, form: str) -> NoReturn:
+    """Print the runs and exit with the code of the gate's verdicts."""
+    reports = [report_of(service, each, bar) for each in runs]
     tell(service, reports, form, bar.only)
     sys.exit(0 if passed(reports) else 1)
 
@@ -882,7 +988,7 @@ def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: st
 @click.option("--target", help="The repository or site, part of a finding's identity. [default: the CI platform's]")
 @click.option("--branch", help="The branch; '' is the main line. [default: the CI platform's, else the main line]")
 @gate_options
-@format_option("table", "json", "markdown", "github", "sarif")
+@format_option("table", "json", "markdown", "github", "gitlab", "sarif")
 @click.option("--resolve-missing", is_flag=True, help="Resolve what is not reported any more.")
 @click.option(
     "--source",
@@ -890,6 +996,12 @@ def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: st
     metavar="DIR",
     help="The checkout, for relative paths and the lines that a result lacks.",
 )
+@click.option(
+    "--base",
+    metavar="COMMIT",
+    help="Judge by the main line's run of this commit, or the last one before it, as git in --source knows it.",
+)
+@click.option("--ours", is_flag=True, help="Believe the external ids and tasks that `export` wrote into SARIF.")
 @click.option(
     "--source-url",
     metavar="PATTERN",
@@ -902,45 +1014,47 @@ def scan(
     project_type: str | None,
     target: str | None,
     branch: str | None,
-    fail_on: str,
-    only: str,
-    without_baseline: str,
     form: str,
     resolve_missing: bool,
     source: str | None,
     source_url: str | None,
+    base: str | None,
+    ours: bool,
     config: Config,
     severities: Sequence[str],
     patterns: Sequence[str],
     explain: bool,
     url: str,
     db: str,
+    **by: str,
 ) -> None:
     """Report what scanners found, and judge it.
 
-    The files are SARIF, or in a known format of a scanner's own. Exit code 0: passed, 1: not, 2: bad input, 3: other.
+    The files are SARIF, or in a known format of a scanner's own; "**/*.sarif" is all below this folder. Exit code 0:
+    passed, 1: not, 2: bad input, 3: other.
     """
     with exit_codes():
         config = config.with_options(severities, patterns)
-        _, pattern, meant = TEXTS["source-url"]
-        if source_url and not regex.match(pattern, source_url):
-            raise BadInput(f"--source-url {source_url}: say {meant}")
-        place = place_given(branch, target)
-        parts = read_parts(config, read_documents(files, source), project_type, explain=explain)
-        note_absolute_paths(spot for *_, part in parts for spot in part.spots.values())
+        place = place_given(branch, target, source_url)
+        files, folder = files_of(files), Path(source or ".")
+        if place.proposed:
+            require_out_of_reach(files, "" if url else db, folder)
+        read = partial(read_documents, files, source, ours=ours)
+        parts = read_parts(config, read(), project_type, told=explain, has_source=bool(source))
+        spots = [each.spot for part in parts for document in part.documents for each in document.findings]
+        note_absolute_paths(spots)
         with service_at(url, db, new=True) as service:
-            told = place.metadata | ({"sourceUrl": source_url} if source_url else {})
-            for name, label, part in parts:
-                register_type(service, name, label)
-                metadata = told if "commit" in told else told | part.source
-                part.start = {
-                    "projectType": name,
-                    "targetUrl": place.target,
-                    "branch": place.branch,
-                    "metadata": metadata,
-                }
-            spots = report_in_runs(service, (part for *_, part in parts), resolve_missing=resolve_missing)
-            report_gates(service, spots, Bar(fail_on, only, without_baseline), form)
+            known = {part.project_type: main_line_runs(service, part.project_type, place.target) for part in parts}
+            chosen = chosen_runs(known, base, folder) if base else {}
+            unnamed = [runs for name, runs in known.items() if runs and name not in chosen]
+            compared = [*chosen.values(), *(whole_run(service, runs) for runs in unnamed)] if source else []
+            renames = renames_since_runs(compared, folder)
+            if any(spot.path in renames for spot in spots):
+                parts = read_parts(config, read(renames=renames), project_type)
+            for part in parts:
+                register_type(service, part)
+            runs = report_in_runs(service, parts, place, Bar(**by), chosen, resolve_missing=resolve_missing)
+            report_gates(service, runs, Bar(**by), form)
 
 
 @click.command()
@@ -949,19 +1063,13 @@ def scan(
 @click.option("--baseline", metavar="RUN", help="Another run to judge by than the main line's last completed one.")
 @format_option("table", "json", "markdown")
 @service_options
-def gate(
-    run: str, fail_on: str, only: str, without_baseline: str, baseline: str | None, form: str, url: str, db: str
-) -> None:
+def gate(run: str, baseline: str | None, form: str, url: str, db: str, **by: str) -> None:
     """Judge a run again, or by another bar. Exit code 0: passed, 1: not, 2: bad input, 3: anything else."""
     with exit_codes(), service_at(url, db) as service:
-        report_gates(service, {run: {}}, Bar(fail_on, only, without_baseline, baseline), form)
+        report_gates(service, [Judged(run, baseline)], Bar(**by), form)
 
 
-EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]] = {
-    "sarif": sarif_pages,
-    "csv": csv_pages,
-    "json": json_pages,
-}
+EXPORTS = {"sarif": sarif_pages, "csv": csv_pages, "json": json_pages}
 
 
 @click.command()

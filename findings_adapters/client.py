@@ -28,7 +28,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from types import FrameType
 from typing import Any, Literal, NoReturn, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -43,11 +42,16 @@ from werkzeug.test import create_environ
 
 import findings_service as heart
 from findings_features.brief import Brief
-from findings_features.gate import FailOn, Gate
+from findings_features.gate import Gate
 
 PASSING = (429, 502, 503, 504)
 LISTED_PROBLEMS = 3
 
+Json = dict[str, Any]
+Object: TypeAlias = Mapping[str, Any]  # one that is only read
+Headers: TypeAlias = Mapping[str, str]
+Several: TypeAlias = str | Sequence[str] | None  # one of them, or any of several
+FileName: TypeAlias = str | os.PathLike[str]
 Model = TypeVar("Model")
 
 
@@ -89,7 +93,7 @@ class Answer(Struct):
     """What a service answered."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Headers
     body: bytes
 
     def read(self, model: type[Model]) -> Model:
@@ -152,7 +156,7 @@ class Remote:
         self.where, self.patience = parts.geturl(), PATIENCE
         self._first_tries = first_tries
 
-    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+    def send(self, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
         """Return the answer to a request, tried again while the reason against one may pass.
 
         :raises Unavailable: when none came for so long.
@@ -207,7 +211,7 @@ def pool_for(scheme: str, host: str) -> PoolManager:
         return PoolManager()
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     known_as = unquote(parse_url(proxy).auth or "")
-    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=known_as) if known_as else None)
+    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=known_as or None))
 
 
 class Local:
@@ -228,16 +232,16 @@ class Local:
         self._principal = heart.Principal("local", "default", by, "full")
         self.where = self._service.database.name
 
-    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        """Return the answer to a request."""
-        return self._worker.submit(self._perform, method, path, body, headers).result()
+    def send(self, *request: Any) -> Answer:
+        """Return the answer to a request, given as to `Remote.send`."""
+        return self._worker.submit(self._perform, *request).result()
 
     def close(self) -> None:
         """Let go of the file, when what is under way has ended."""
         self._worker.shutdown()
         self._service.database.close()
 
-    def _perform(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+    def _perform(self, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
         environ = create_environ(path, method=method, data=body, headers=headers)
         call = heart.Call(self._service, environ, heart.path_of(environ), self._principal)
         answer = heart.answer_alone(call, lambda _: heart.Body(body or b""))
@@ -247,6 +251,40 @@ class Local:
 
 JSON = heart.JSON_TYPE
 LISTED = 200  # items on a page
+
+
+class TaskFilters(TypedDict, total=False):
+    """The filters and orders of the list of tasks, as the API has them (`findings_service.TaskOrder`)."""
+
+    status: heart.TaskStatus | Sequence[heart.TaskStatus] | None
+    severity: heart.Severity | Sequence[heart.Severity] | None
+    run_id: Several
+    project_type: Several
+    target_url: str | None
+    main_line: bool | None
+    branch: Several
+    external_id: str | None
+    rule: Several
+    location: str | None
+    tag: Several
+    without: Literal["rule", "location", "tag"] | None
+    new_in: str | None
+    missing_from: str | None
+    assignee: str | None
+    assigned: bool | None
+    created_since: str | None
+    created_before: str | None
+    q: str | None
+    sort: Literal["-createdAt", "createdAt", "severity"]
+
+
+class BriefQuery(TypedDict, total=False):
+    """The parameters of the brief but for the project type."""
+
+    target_url: str | None
+    branch: str | None
+    location: str | None
+    limit: int
 
 
 class Service:
@@ -299,6 +337,11 @@ class Service:
             yield page
             link = page.next
 
+    def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[heart.TaskHead]:
+        """Give the tasks that the filters leave, all of them, page by page; a list is any of its values."""
+        for page in self.walk("tasks", heart.TaskPage, **filters):
+            yield from page.tasks
+
 
 @contextmanager
 def hurried(seconds: float) -> Iterator[None]:
@@ -326,6 +369,11 @@ def built_in(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
+def first_of(texts: Sequence[str], most: int, between: str) -> str:
+    """Return so many of some texts as one, and that there are more."""
+    return between.join(texts[:most]) + (" …" if len(texts) > most else "")
+
+
 class ToldError(Struct):
     """What is read of an error."""
 
@@ -347,8 +395,8 @@ def refusal_of(answer: Answer, where: str) -> Refused:
         words = f"{answer.status} {http.client.responses.get(answer.status, '')}".strip()
         return Refused(answer.status, "", f"{where} answers {words}, and not as a Findings Task Service does")
     problems = [f"{each.pointer} {each.detail}" for each in told.errors if each.pointer]
-    listed = "; ".join(problems[:LISTED_PROBLEMS]) + (" …" if len(problems) > LISTED_PROBLEMS else "")
-    return Refused(answer.status, told.code, f"{told.detail} {listed}".strip(), told.errors, told.detail)
+    message = f"{told.detail} {first_of(problems, LISTED_PROBLEMS, '; ')}".strip()
+    return Refused(answer.status, told.code, message, told.errors, told.detail)
 
 
 # ---------------------------------------------------------------------------
@@ -376,7 +424,7 @@ def stoppable() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def handled_by(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+def handled_by(handler: Callable[..., Any] | signal.Handlers) -> Iterator[None]:
     """Give another handler to the signals that end a process, but for those that are ignored, or not Python's."""
     known = {each: signal.getsignal(each) for each in heart.STOPPING}
     heeded = [each for each in known if known[each] not in (signal.SIG_IGN, None)]
@@ -416,11 +464,11 @@ def plain_path(path: str) -> str:
 
 def fingerprint(
     rule: str,
-    path: str | os.PathLike[str] = "",
+    path: FileName = "",
     snippet: str = "",
     *,
     occurrence: int = 1,
-    root: str | os.PathLike[str] = "",
+    root: FileName = "",
 ) -> str:
     """Return an externalId for a finding: the same as long as its rule, its file and the offending text are.
 
@@ -458,13 +506,13 @@ LISTED_TITLE = 60
 
 Part = TypeVar("Part", bound=Struct)
 # Several, or one; a text is one, too.
-Parts: TypeAlias = Iterable[Part | Mapping[str, Any] | str] | Part | Mapping[str, Any]
+Parts: TypeAlias = Iterable[Part | Object | str] | Part | Object
 
 
 class RefusedFinding(Struct):
     """A finding that the service did not take: what was sent, and what is wrong with it, with pointers into that."""
 
-    finding: dict[str, Any]
+    finding: Json
     problems: list[ToldProblem]
 
     def __str__(self) -> str:
@@ -478,7 +526,7 @@ class FindingsRefused(Refused):
 
     def __init__(self, refusal: Refused, findings: Sequence[RefusedFinding]) -> None:
         several = f"{len(findings)} findings were" if len(findings) > 1 else "a finding was"
-        listed = ", and ".join(map(str, findings[:LISTED_FINDINGS])) + (" …" if len(findings) > LISTED_FINDINGS else "")
+        listed = first_of([*map(str, findings)], LISTED_FINDINGS, ", and ")
         problems = [problem for each in findings for problem in each.problems]
         super().__init__(refusal.status, refusal.code, f"{several} refused: {listed}", problems)
         self.findings = findings
@@ -507,7 +555,7 @@ def parted(batch: Batch, refusal: Refused) -> tuple[list[RefusedFinding], list[B
     A refusal that may be about all of them together (a body that is too large, extensions that took too long to check,
     whichever was the last) halves the batch, down to one.
     """
-    problems: dict[int, list[ToldProblem]] = {}
+    problems = dict[int, list[ToldProblem]]()
     for each in refusal.problems:
         found = IN_A_BATCH.fullmatch(each.pointer)
         if found and int(found[1]) < len(batch.findings):
@@ -521,7 +569,7 @@ def parted(batch: Batch, refusal: Refused) -> tuple[list[RefusedFinding], list[B
     return refused, [Batch(rest)] if rest else []
 
 
-def as_sent(**given: Any) -> dict[str, Any]:
+def as_sent(**given: Any) -> Json:
     """Return what was given under the names of the API; None means left out."""
     return {in_camel_case(name): value for name, value in given.items() if value is not None}
 
@@ -548,7 +596,7 @@ def query_of(**given: Any) -> str:
 LISTS_OF_FINDING = {"evidence": "content", "remediation": "instruction", "successCriteria": "description", "tags": ""}
 
 
-def as_taken(finding: Mapping[str, Any]) -> dict[str, Any]:
+def as_taken(finding: Object) -> Json:
     """Return a finding, under the API's names, as the service takes it.
 
     One item or a text alone is good for a list, and a severity with capitals. What is no such thing stays for the
@@ -597,17 +645,24 @@ class RunSession:
     What is submitted is gathered, and goes out in batches. Several threads may submit.
     """
 
-    def __init__(self, service: Service, start: Mapping[str, Any], *, resolve_missing: bool = False) -> None:
-        self._service, self._resolve_missing = service, resolve_missing
+    def __init__(
+        self,
+        service: Service,
+        start: Object,
+        *,
+        resolve_missing: bool = False,
+        gate: Object | None = None,
+    ) -> None:
+        self._service, self._resolve_missing, self._gate = service, resolve_missing, gate
         self._begin = partial(service.request, "POST", "runs", in_json(start), same=str(uuid.uuid4()))
         self._told: heart.Run | None = None
         self._is_over = False
         self._lock = threading.RLock()
-        self._batches: list[Batch] = []
-        self._refused: list[RefusedFinding] = []
+        self._batches = list[Batch]()
+        self._refused = list[RefusedFinding]()
         self._refusal: Refused | None = None
         self._last_sent = 0.0
-        self._occurrences: Counter[str] = Counter()
+        self._occurrences = Counter[str]()
 
     def __enter__(self) -> Self:
         if self._told is not None or self._is_over:
@@ -627,7 +682,7 @@ class RunSession:
             return
         try:
             self.flush()
-            self._finish(status="completed", resolve_missing=self._resolve_missing)
+            self._finish(status="completed", resolve_missing=self._resolve_missing, gate=self._gate)
         except BaseException as late:
             self._fail(late)
             raise
@@ -660,7 +715,7 @@ class RunSession:
         evidence: Parts[heart.Evidence] = (),
         remediation: Parts[heart.RemediationStep] = (),
         success_criteria: Parts[heart.SuccessCriterion] = (),
-        extensions: Mapping[str, Any] | None = None,
+        extensions: Object | None = None,
         rule: str | None = None,
         location: str | None = None,
         tags: Iterable[str] = (),
@@ -690,9 +745,8 @@ class RunSession:
             location=location,
             tags=tags,
         )
-        finding = as_taken(given)
         try:
-            encoded = in_json(finding, f"the finding {title!r}")
+            encoded = in_json(as_taken(given), f"the finding {title!r}")
         except ValueError:
             self._resolve_missing = False  # what could not be told is not gone
             raise
@@ -706,9 +760,7 @@ class RunSession:
             if late or len(self._batches) > 1 or not self._batches[0].has_room():
                 self.flush()
 
-    def fingerprint(
-        self, rule: str, path: str | os.PathLike[str] = "", snippet: str = "", *, root: str | os.PathLike[str] = ""
-    ) -> str:
+    def fingerprint(self, rule: str, path: FileName = "", snippet: str = "", *, root: FileName = "") -> str:
         """Return a `fingerprint`, with the number of its occurrence in this run."""
         identity = fingerprint(rule, path, snippet, root=root)
         with self._lock:
@@ -729,7 +781,7 @@ class RunSession:
             if refused and self._refusal:
                 raise FindingsRefused(self._refusal, refused)
 
-    def gate(self, *, fail_on: FailOn = "high", only: Literal["new", "all"] = "new") -> Gate:
+    def gate(self, *, fail_on: heart.FailOn = "high", only: Literal["new", "all"] = "new") -> Gate:
         """Return whether the run may pass: whether nothing so severe is new beside the main line, or at all."""
         return self._service.get(f"runs/{quoted(self.id)}/gate", Gate, fail_on=fail_on, only=only)
 
@@ -770,7 +822,7 @@ class RunSession:
         """Send what is gathered and leave the run failed, as far as that can be done now; the error tells the rest."""
         self._is_over = True
         finish = partial(self._finish, status="failed", status_reason=status_reason(error))
-        steps: Sequence[tuple[str, Callable[[], None]]] = (
+        steps = (
             ("whether the run was started is not known", self._start),
             ("findings of the run were not stored", self.flush),
             ("the run was not finished as failed", finish),
@@ -790,31 +842,6 @@ class RunSession:
 # ---------------------------------------------------------------------------
 
 MARKDOWN = "text/markdown"
-
-
-class TaskFilters(TypedDict, total=False):
-    """The filters and orders of the list of tasks, as the API has them (`findings_service.TaskOrder`)."""
-
-    status: heart.TaskStatus | Sequence[heart.TaskStatus] | None
-    severity: heart.Severity | Sequence[heart.Severity] | None
-    run_id: str | Sequence[str] | None
-    project_type: str | Sequence[str] | None
-    target_url: str | None
-    main_line: bool | None
-    branch: str | Sequence[str] | None
-    external_id: str | None
-    rule: str | Sequence[str] | None
-    location: str | None
-    tag: str | Sequence[str] | None
-    without: Literal["rule", "location", "tag"] | None
-    new_in: str | None
-    missing_from: str | None
-    assignee: str | None
-    assigned: bool | None
-    created_since: str | None
-    created_before: str | None
-    q: str | None
-    sort: Literal["-createdAt", "createdAt", "severity"]
 
 
 class Findings(Service):
@@ -843,7 +870,7 @@ class Findings(Service):
         *,
         label: str | None = None,
         description: str | None = None,
-        extension_schema: Mapping[str, Any] | None = None,
+        extension_schema: Object | None = None,
     ) -> heart.ProjectTypeWithSchema:
         """Register a project type. The same definition again is good; another one under its name is refused (409)."""
         body = as_sent(name=name, label=label, description=description, extension_schema=extension_schema)
@@ -855,7 +882,7 @@ class Findings(Service):
         *,
         target_url: str | None = None,
         branch: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Object | None = None,
         resolve_missing: bool = False,
     ) -> RunSession:
         """Return a run, which starts when its `with` block does, and ends with it.
@@ -867,26 +894,17 @@ class Findings(Service):
         start = as_sent(project_type=project_type, target_url=target_url, branch=branch, metadata=metadata)
         return RunSession(self, start, resolve_missing=resolve_missing)
 
-    def brief(
-        self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50
-    ) -> Brief:
-        """Return what to know before a scan: the findings that are known, and what was decided about them."""
-        return self.get("brief", Brief, project_type=project_type, target_url=target_url, branch=branch, limit=limit)
+    def brief(self, project_type: str, **query: Unpack[BriefQuery]) -> Brief:
+        """Return the known findings of a type and target, and the decisions about them."""
+        return self.get("brief", Brief, project_type=project_type, **query)
 
-    def brief_text(
-        self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50
-    ) -> str:
-        """Return the same as a text for a prompt: what others wrote stands fenced in it, as data."""
-        query = query_of(project_type=project_type, target_url=target_url, branch=branch, limit=limit)
-        answer = self.request("GET", f"brief?{query}", accept=MARKDOWN)
+    def brief_text(self, project_type: str, **query: Unpack[BriefQuery]) -> str:
+        """Return the same as a text for a prompt, in which a fence encloses what others wrote."""
+        asked = query_of(project_type=project_type, **query)
+        answer = self.request("GET", f"brief?{asked}", accept=MARKDOWN)
         if not answer.headers.get("content-type", "").startswith(MARKDOWN):
             raise Unavailable(f"{self.where} does not write {MARKDOWN}: markdown.py of findings_adapters is not there")
         return answer.body.decode()
-
-    def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[heart.TaskHead]:
-        """Give the tasks that the filters leave, all of them, page by page; a list is any of its values."""
-        for page in self.walk("tasks", heart.TaskPage, **filters):
-            yield from page.tasks
 
     def task(self, id: str) -> heart.Task:
         """Return a whole task."""

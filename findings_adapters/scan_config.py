@@ -8,13 +8,15 @@ decided. Patterns of paths are gitignore's (https://git-scm.com/docs/gitignore#_
 from __future__ import annotations
 
 import re
+import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -22,10 +24,16 @@ import regex
 from msgspec import Struct
 
 import findings_service as heart
-from findings_adapters.client import Service, in_json
+from findings_adapters.client import Json, Service, in_json
 
+if TYPE_CHECKING:  # other commands do without SARIF
+    from findings_adapters.sarif.reading import ParsedDocument
+
+OUR_MARKS = "findingsTaskService/"  # with which the names of our fingerprints and members begin
+# In a run's property bag: paths with those that the files had before, and the folder that relative paths lie in.
+RENAMES = "findingsTaskService/renames"
+FOLDER = "findingsTaskService/folder"
 OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and what it is known by in its fingerprints
-UNCHECKED = "not-checked"  # the rule of what a tool passed over, as readers of other formats have it
 FILE = "findings.toml"
 BARS = (*heart.SEVERITIES, "none")
 NAMES = ", ".join(heart.SEVERITIES)
@@ -51,8 +59,12 @@ class SeverityRules(Struct, frozen=True):
     severities: Mapping[str, str]
 
     def decide(self, rule: str) -> tuple[str, str] | None:
-        """Return the severity of a rule, and the line that says so: the longest beginning that it has."""
-        prefix = max(filter(rule.startswith, self.severities), key=len, default=None)
+        """Return the severity of a rule, and the line that says so: the longest beginning that it has.
+
+        What was not checked is no scanner's rule, and only its whole name is meant for it.
+        """
+        begins = rule.__eq__ if rule == heart.UNCHECKED else rule.startswith
+        prefix = max(filter(begins, self.severities), key=len, default=None)
         return None if prefix is None else (self.severities[prefix], f'{self.where} "{prefix}"')
 
 
@@ -62,7 +74,6 @@ class Config(Struct):
     lines: list[SeverityRules] = []
     patterns: list[tuple[str, str]] = []
     defaults: dict[str, str] = {}
-    found: bool = False
 
     def with_options(self, severities: Iterable[str], patterns: Iterable[str]) -> Config:
         """Return this with options, which win: their lines decide first, their patterns, as in a .gitignore, last.
@@ -83,11 +94,35 @@ def line_of(option: str) -> tuple[str, str]:
     return prefix, severity
 
 
+class Budget(Struct):
+    """The seconds that patterns may still take.
+
+    A pattern with many `*` takes for ever on a long path, or a second on each of many.
+    """
+
+    left: float = 10.0
+
+    def within(self, method: Callable[..., Any], path: str) -> Any:
+        """Match a regular expression against a path. :raises TimeoutError: if no time is left."""
+        began = time.perf_counter()
+        try:
+            return method(path, timeout=max(self.left, 0.001))
+        finally:
+            self.left -= time.perf_counter() - began
+
+
 def patterns_of(lines: Iterable[str]) -> Any:
     """Return what lines of a .gitignore match."""
     from pathspec import GitIgnoreSpec  # here, because no other command needs it
 
-    return GitIgnoreSpec.from_lines(lines)
+    spec: Any = GitIgnoreSpec.from_lines(lines)
+    budget = Budget()
+    for each in spec.patterns:
+        if each.include is not None:
+            found = regex.compile(each.regex.pattern)
+            methods = {name: partial(budget.within, getattr(found, name)) for name in ("match", "search")}
+            each.regex = SimpleNamespace(**methods)  # which is all that pathspec uses
+    return spec
 
 
 def pattern_faults(where: str, patterns: Iterable[Any]) -> Iterator[str]:
@@ -113,8 +148,7 @@ def read_config(name: str | None) -> Config:
     return Config(
         [SeverityRules(f"{path}: [severity]", told.get("severity", {}))],
         [(each, f"{path}: exclude") for each in told.get("exclude", [])],
-        {TEXTS[key][0]: told[key] for key in TEXTS if key in told},
-        found=name is None,
+        {option: told[key] for key, (option, *_) in TEXTS.items() if key in told},
     )
 
 
@@ -124,7 +158,7 @@ def require_no_faults(faults: Iterable[str]) -> None:
         raise heart.ConfigurationError(told)
 
 
-def faults_in(told: Mapping[str, Any], path: str) -> Iterator[str]:
+def faults_in(told: Json, path: str) -> Iterator[str]:
     """Yield all faults of a configuration."""
     for key in told:
         if key not in KEYS:
@@ -146,7 +180,7 @@ def faults_in(told: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{path}: {key} = {told[key]!r}: say {advice}"
 
 
-def read_toml(path: str) -> dict[str, Any]:
+def read_toml(path: str) -> Json:
     """Return what a file of TOML holds. :raises ConfigurationError: for what is none."""
     try:
         return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
@@ -196,9 +230,8 @@ READY = {
         " use-isnan valid-typeof",
         info="@stylistic/ prettier/ sort-",
     ),
-    # ERROR is its own word for high; outside of security it is about bugs and habits.
-    "semgrep": {"": "high"}
-    | {
+    # Its levels tell findings apart, but for rules that are about bugs and habits.
+    "semgrep": {
         f"{language}.lang.{category}": severity
         for language in ("bash", "c", "go", "java", "javascript", "ocaml", "python", "ruby", "typescript")
         for category, severity in {"best-practice": "low", "correctness": "medium", "maintainability": "low"}.items()
@@ -208,31 +241,58 @@ READY = {
 }
 
 
-def ready_lines(run: Mapping[str, Any], severities: Iterable[str]) -> list[SeverityRules]:
-    """Return the ready map for a run, given what its document comes to for each finding.
-
-    One is for a run of level error alone, without GitHub's finer figure or whole tasks. A tool whose rules have other
-    levels, as Semgrep lists them, tells findings apart, also where it found only errors.
-    """
+def ready_map(run: Json) -> list[SeverityRules]:
+    """Return the ready map for a run's tool, or an empty list."""
     tool = next(iter(re.findall("[a-z]+", run["tool"]["driver"]["name"].lower())), "")
-    rules = list(rules_of(run))
-    levels = {member(each, "defaultConfiguration").get("level") or "error" for each in rules}
-    scored = any({SCORE, OURS} & member(each, "properties").keys() for each in (*rules, *run["results"]))
-    if tool not in READY or scored or levels - {"error"} or {*severities} != {"high"}:
-        return []
-    return [SeverityRules(f"ready map for {tool}:", READY[tool])]
+    return [SeverityRules(f"ready map for {tool}:", READY[tool])] if tool in READY else []
 
 
-def rules_of(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def rank_of(properties: Json) -> int | None:
+    """Return the rank of the severity that the score in a property bag means, None for none."""
+    from findings_adapters.sarif.reading import rank_of_score  # here, as the other commands do without SARIF
+
+    return rank_of_score(properties.get(SCORE))
+
+
+def is_misread(properties: Json) -> bool:
+    """Return whether the score in a property bag is neither 0 nor a severity."""
+    score = properties.get(SCORE)
+    return score is not None and not rank_of(properties) and bool(str(score).strip("0., "))
+
+
+def rules_of(run: Json) -> Iterator[Json]:
     """Give the rules of a run's tool and of its plug-ins."""
     for part in (run["tool"]["driver"], *(run["tool"].get("extensions") or ())):
         yield from part.get("rules") or ()
 
 
-def member(part: Mapping[str, Any], name: str) -> dict[str, Any]:
+def member(part: Json, name: str) -> Json:
     """Return a member that is an object, an empty one for anything else: what nothing refers to may be anything."""
     value = part.get(name)
     return value if isinstance(value, dict) else {}
+
+
+def text_in(part: Json, path: str) -> str:
+    """Return the text at a path such as `repository.full_name`, "" if it is missing."""
+    *above, name = path.split(".")
+    value = reduce(member, above, part).get(name)
+    return value if isinstance(value, str) else ""
+
+
+def remove_marks(log: Any, *beginnings: str) -> bool:
+    """Remove the marks whose names begin with a text from a document, and return whether it had any.
+
+    By a mark that only this service writes, a report in a pull request could take over the identity of any finding,
+    and the decision about it.
+    """
+    from findings_adapters.sarif.source import objects_at  # here, as the other commands do without SARIF
+
+    parts = (*objects_at(log, "runs"), *objects_at(log, "runs", "results"))
+    bags = [member(part, name) for part in parts for name in ("fingerprints", "properties")]
+    found = [(bag, name) for bag in bags for name in bag if name.startswith(beginnings)]
+    for bag, name in found:
+        del bag[name]
+    return bool(found)
 
 
 # ---------------------------------------------------------------------------
@@ -258,16 +318,17 @@ class Spot(Struct, frozen=True):
 class Reported(Struct):
     """A finding of a document: the result itself, and what the service would make of it."""
 
-    result: dict[str, Any]
+    result: Json
     external_id: str | None
     severity: str
     rule: str
     spot: Spot
     is_left_out: bool = False
 
-    def keep_identity(self) -> None:
-        """Write the identity into the result, so that it does not depend on similar results in the document."""
-        self.result["fingerprints"] = {**(self.result.get("fingerprints") or {}), OURS: self.external_id}
+    @property
+    def properties(self) -> Json:
+        """The property bag of the result."""
+        return member(self.result, "properties")
 
 
 def tool_of(run: Any) -> str:
@@ -276,102 +337,135 @@ def tool_of(run: Any) -> str:
     return name.replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
 
 
-class Scanned(Struct):
+class Scanned(Struct, eq=False):
     """A document of a scanner: its name, its text, what that holds, and the findings that the service reads in it."""
 
     name: str
     text: bytes
-    log: dict[str, Any]
-    parsed: heart.Parsed
+    log: Json
+    parsed: ParsedDocument
+    is_changed: bool = False
+
+
+class Upload(Struct):
+    """One request of a scan: the names of its files, its text, and its findings in their order."""
+
+    name: str
+    text: bytes
+    findings: list[Reported]
 
 
 class Prepared(Struct):
-    """What goes into a run: its documents, where these have each finding, and the findings that were left out.
+    """Contents of a run: its documents, and the identities of the findings that were left out.
 
     It is partial where a tool said that it could not look at everything. `source` is the repository and the commit that
-    they are about, where they say so, and `start` what the run is started with.
+    they are about, where they say so, `label` that of a new project type.
     """
 
-    start: dict[str, Any] = {}
-    documents: list[tuple[str, bytes]] = []
+    project_type: str = ""
+    label: str | None = None
+    documents: list[Upload] = []
     source: dict[str, str] = {}
-    spots: dict[str, Spot] = {}
     left_out: set[str] = set()
     is_partial: bool = False
-
-    def add(self, findings: Iterable[Reported]) -> None:
-        """Note where findings are, or that they were left out."""
-        for each in findings:
-            self.is_partial |= each.rule == UNCHECKED and OURS in (each.result.get("properties") or {})
-            if each.external_id and each.is_left_out:
-                self.left_out.add(each.external_id)
-            elif each.external_id:
-                self.spots[each.external_id] = each.spot
-        self.left_out -= self.spots.keys()
 
 
 COMMIT = r"[0-9A-Za-z]{1,64}\Z"
 
 
-def source_of(log: Mapping[str, Any]) -> dict[str, str]:
-    """Return the repository and the commit that a document says first it is about (SARIF 2.1.0, 3.14.28)."""
-    for run in log["runs"]:
-        told = run.get("versionControlProvenance")
-        for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
-            repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId") or "")
-            repository = regex.sub(r"(?<=://)[^/]*@|[?#].*", "", repository[:2048])  # nobody's password is kept
-            if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
-                return {"repository": repository, "commit": commit}
+def source_of(run: Json) -> dict[str, str]:
+    """Return the repository and the commit that a run says first it is about (SARIF 2.1.0, 3.14.28)."""
+    told = run.get("versionControlProvenance")
+    for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
+        repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId") or "")
+        repository = regex.sub(r"(?<=://)[^/]*@|[?#].*", "", repository[:2048])  # no password is kept
+        if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
+            return {"repository": repository, "commit": commit}
     return {}
 
 
-def prepare(decider: Decider, documents: Iterable[Scanned], *, by_tool: bool) -> dict[str, Prepared]:
-    """Return the documents of each run by the name of the tool, or under "" if all tools share a run.
+def add_marks(documents: Sequence[Scanned], renames: Mapping[str, str]) -> Iterator[Scanned]:
+    """Write into runs the earlier paths of files, and the folder in which the bases of a tool differ.
+
+    Yield the documents that this changes.
+    """
+    from findings_adapters.sarif.reading import folders_of  # here, as the other commands do without SARIF
+
+    pairs = ((each, zip(each.log["runs"], each.parsed.origins, strict=True)) for each in documents)
+    runs = [((each, run), origin) for each, some in pairs for run, origin in some]
+    marks: list[tuple[tuple[Scanned, Json], str, Any]] = [(place, FOLDER, folder) for place, folder in folders_of(runs)]
+    marks += ((place, RENAMES, renames) for place, _ in runs if renames)
+    for (document, run), name, value in marks:
+        run["properties"] = {**member(run, "properties"), name: value}
+        yield document
+
+
+Piece = tuple[Scanned, Json, list[Reported]]  # a run of a document, with its findings
+
+
+def prepare(decider: Decider, documents: Iterable[Scanned], *, by_tool: bool, most: int) -> dict[str, Prepared]:
+    """Return the contents of each run, by the tool's name and its category, or under "" if all share a run.
 
     Configured severities are applied to their findings, and excluded findings are removed.
+
+    :param most: bytes that a document may have.
     """
-    parts = defaultdict[str, Prepared](Prepared)
+    pieces = defaultdict[str, list[Piece]](list)
     for each in documents:
-        is_changed, tools = False, defaultdict[str, list[Reported]](list)
-        for run, found in zip(each.log["runs"], reported_in(each.log, each.parsed), strict=True):
-            is_changed |= decider.apply(run, found)
-            tools[tool_of(run) if by_tool else ""] += found
-        size = sum(len(f"{report.description}{report.remediation}") for report in each.parsed.reports)
-        most = min(RESULTS_AT_ONCE, TEXT_AT_ONCE * len(each.parsed.reports) // max(size, 1))
-        for tool, findings in tools.items():
-            name = f"{each.name}, {tool}" if len(tools) > 1 else each.name
-            if len(tools) > 1 or len(findings) > most:
-                texts = [*parts_of_log(each, findings, most)]
-            else:
-                texts = [in_json(each.log, each.name) if is_changed else each.text]
-            parts[tool].documents += ((name, text) for text in texts)
-            parts[tool].source = parts[tool].source or source_of(each.log)
-            parts[tool].add(findings)
-    return parts
+        decider.by_message += each.parsed.by_message
+        reported = reported_in(each.log, each.parsed)
+        for run, found, (_, category, _) in zip(each.log["runs"], reported, each.parsed.origins, strict=True):
+            each.is_changed |= decider.apply(run, found)
+            pieces[f"{tool_of(run)} {category}".strip() if by_tool else ""].append((each, run, found))
+    return {name: prepared(some, most) for name, some in pieces.items()}
+
+
+def prepared(pieces: Sequence[Piece], most: int) -> Prepared:
+    """Return the contents of a run that some pieces share: one document, or several if that would be too large."""
+    whole = Prepared()
+    for _, run, found in pieces:
+        whole.source = whole.source or source_of(run)
+        whole.is_partial |= any(each.rule == heart.UNCHECKED and OURS in each.properties for each in found)
+        whole.left_out |= {each.external_id for each in found if each.external_id and each.is_left_out}
+    files = [*dict.fromkeys(scanned for scanned, *_ in pieces)]
+    names = ", ".join(dict.fromkeys(each.name for each in files))
+    if is_share := len(pieces) < sum(len(each.log["runs"]) for each in files):
+        names += f", {tool_of(pieces[0][1])}"
+    reports = [report for each in files for report in each.parsed.reports]
+    told = sum(len(f"{report.description}{report.remediation}") for report in reports)
+    size = sum(len(each.text) for each in files)
+    shares = (TEXT_AT_ONCE / max(told, 1), most / size if len(files) > 1 else 1)
+    at_once = min(RESULTS_AT_ONCE, *(int(len(reports) * share) or 1 for share in shares))
+    findings = [each for *_, found in pieces for each in found if not each.is_left_out]
+    if is_share or len(files) > 1 or files[0].is_changed or len(findings) > at_once:
+        whole.documents = [*parts_of(names, pieces, findings, at_once)]
+    else:
+        whole.documents = [Upload(names, files[0].text, findings)]
+    return whole
 
 
 RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes need not wait for long
 TEXT_AT_ONCE = 32 * heart.KIB * heart.KIB  # characters that rules say to those, on average: half of a document's limit
 
 
-def parts_of_log(scanned: Scanned, findings: Iterable[Reported], most: int) -> Iterator[bytes]:
-    """Yield the documents that some findings of one are sent as, with all results of a file in one of them."""
+def parts_of(name: str, pieces: Sequence[Piece], findings: Sequence[Reported], at_once: int) -> Iterator[Upload]:
+    """Yield the documents that pieces are sent as, with all findings of a file in one of them."""
     files, parts = defaultdict[str, set[int]](set), [set[int]()]
     for each in findings:
-        each.keep_identity()
         files[each.spot.path].add(id(each.result))
     for results in files.values():
-        if parts[-1] and len(parts[-1]) + len(results) > most:
+        if parts[-1] and len(parts[-1]) + len(results) > at_once:
             parts.append(set())
         parts[-1] |= results
     for part in parts:
-        runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for run in scanned.log["runs"]]
-        yield in_json({**scanned.log, "runs": runs}, scanned.name)
+        runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for _, run, _ in pieces]
+        log = {**pieces[0][0].log, "runs": [run for run in runs if run["results"] or part is parts[0]]}
+        yield Upload(name, in_json(log, name), [each for each in findings if id(each.result) in part])
 
 
-def reported_in(log: Mapping[str, Any], parsed: heart.Parsed) -> list[list[Reported]]:
+def reported_in(log: Json, parsed: heart.Parsed) -> list[list[Reported]]:
     """Return the findings of each run of a document."""
-    reported: list[list[Reported]] = [[] for _ in log["runs"]]
+    reported = [list[Reported]() for _ in log["runs"]]
     for report, (text, pointer) in zip(parsed.reports, parsed.extensions, strict=True):
         _, _, run, _, number, *_ = pointer.split("/")
         result = log["runs"][int(run)]["results"][int(number)]
@@ -382,14 +476,13 @@ def reported_in(log: Mapping[str, Any], parsed: heart.Parsed) -> list[list[Repor
     return reported
 
 
-def spot_of(result: Mapping[str, Any], known: Mapping[str, Any]) -> Spot:
+def spot_of(result: Json, known: Json) -> Spot:
     """Return where a result is: its path as it was read, or else as it stands there."""
-    first: dict[str, Any] = next(filter(None, result.get("locations") or ()), {})
-    place = first.get("physicalLocation") or {}
-    path = known.get("file") or unquote((place.get("artifactLocation") or {}).get("uri") or "")
+    first: Json = next(filter(None, result.get("locations") or ()), {})
+    place = member(first, "physicalLocation")
+    path = known.get("file") or unquote(text_in(place, "artifactLocation.uri"))
     names = ("startLine", "endLine", "startColumn", "endColumn")
-    region = place.get("region") or {}
-    return Spot(str(path), *(counted(region.get(each)) for each in names))
+    return Spot(str(path), *(counted(member(place, "region").get(each)) for each in names))
 
 
 def counted(value: Any) -> int | None:
@@ -402,15 +495,22 @@ class Decider:
 
     def __init__(self, config: Config) -> None:
         self.config, self.explained = config, list[str]()
+        self.ready = set[str]()  # tools of which a ready map has decided something
+        self.misread = list[str]()  # scores that say nothing
+        self.by_message = 0  # results that are identified by their messages
         self.check = lru_cache(4096)(patterns_of(pattern for pattern, _ in config.patterns).check_file)
 
-    def apply(self, run: dict[str, Any], reported: Sequence[Reported]) -> bool:
+    def apply(self, run: Json, reported: Sequence[Reported]) -> bool:
         """Decide about the findings of a run, and write that into it. Return whether anything is not as it was."""
-        lines = [*self.config.lines, *ready_lines(run, (each.severity for each in reported))]
-        decided = False
+        ready, decided = ready_map(run), False
+        rules = [(rule.get("id"), member(rule, "properties")) for rule in rules_of(run)]
+        scored = {str(name) for name, properties in rules if rank_of(properties)}
+        bags = (*(properties for _, properties in rules), *(each.properties for each in reported))
+        self.misread += (str(bag[SCORE]) for bag in bags if is_misread(bag))
 
         @lru_cache(4096)
-        def decide(rule: str) -> tuple[str, str] | None:  # by the first lines that know the rule
+        def decide(rule: str, has_own: bool) -> tuple[str, str] | None:  # by the first lines that know the rule
+            lines = [*self.config.lines, *(() if has_own else ready)]
             return next(filter(None, (each.decide(rule) for each in lines)), None)
 
         for each in reported:
@@ -418,22 +518,26 @@ class Decider:
                 each.is_left_out = True
                 self._explain("left out", each, pattern)
                 continue
-            severity, why = decide(each.rule) or (each.severity, "the document")
+            has_own = each.rule == heart.UNCHECKED or each.rule in scored or rank_of(each.properties) is not None
+            severity, why = decide(each.rule, has_own) or (each.severity, "the document")
+            if why.startswith("ready map"):
+                self.ready.add(tool_of(run))
             decided |= severity != each.severity
             each.severity = severity
             self._explain(severity, each, why)
-        kept = [each for each in reported if not each.is_left_out]
         if left_out := {id(each.result) for each in reported if each.is_left_out}:
             run["results"] = [each for each in run["results"] if id(each) not in left_out]
-            for each in kept:
-                each.keep_identity()
         if decided:
-            write_severities(run, kept)
+            write_severities(run, [each for each in reported if not each.is_left_out])
         return bool(left_out) or decided
 
     def pattern_of(self, path: str) -> str:
         """Return the pattern by which a path is left out, with where it stands; "" where it is not."""
-        checked = self.check(path) if path else None
+        try:
+            checked = self.check(path) if path else None
+        except TimeoutError:
+            told = "; ".join(f'{where} "{pattern}"' for pattern, where in self.config.patterns)
+            raise heart.ConfigurationError(f"{told}: took too long on {path}; use patterns with fewer *") from None
         if not checked or not checked.include or checked.index is None:
             return ""
         pattern, where = self.config.patterns[checked.index]
@@ -444,14 +548,14 @@ class Decider:
         self.explained.append(f"{decision} {reported.rule or '(no rule)'}{place} {why}")
 
 
-def write_severities(run: Mapping[str, Any], kept: Iterable[Reported]) -> None:
+def write_severities(run: Json, kept: Iterable[Reported]) -> None:
     """Write into all findings of a run how severe they are; its rules' own figures would go before the level `none`."""
     from findings_adapters.sarif.writing import LEVELS, score_of  # here, as the other commands do without SARIF
 
     for rule in rules_of(run):
         member(rule, "properties").pop(SCORE, None)
     for each in kept:
-        properties = {name: value for name, value in (each.result.get("properties") or {}).items() if name != SCORE}
+        properties = {name: value for name, value in each.properties.items() if name != SCORE}
         each.result |= {"level": LEVELS[each.severity], "properties": properties | score_of(each.severity)}
         if task := properties.get(OURS):
             task["severity"] = each.severity
@@ -461,6 +565,5 @@ def count_missing(service: Service, run_id: str, branch: str | None, external_id
     """Return how many of some findings the end of a run will resolve: those of its branch that it did not report."""
     if not external_ids:
         return 0
-    pages = service.walk("tasks", heart.TaskPage, missing_from=run_id)
-    missing = (each for page in pages for each in page.tasks)
-    return sum(each.branch == branch and each.external_id in external_ids for each in missing)
+    missing = (each for each in service.tasks(missing_from=run_id) if each.branch == branch)
+    return sum(regex.sub(r"-[0-9]+\Z", "", each.external_id or "") in external_ids for each in missing)

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import sqlite3
 import struct
@@ -30,8 +31,8 @@ from test_sarif import log_of, log_with, run_of
 import findings_service
 from findings_adapters import ci as ci_module
 from findings_adapters import scan_config
-from findings_adapters.ci import place_of
 from findings_adapters.client import Local, Service
+from findings_adapters.platforms import Place, place_of
 from findings_features.exports import ExportQuery
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
 from tests.support import API, HERE, PATIENCE, PROGRAM, Server, cases, environment, heed_signals, others_database
@@ -189,6 +190,7 @@ BRANCHES = cases(
     github_tag_named_like_the_default=(on_github("push", GITHUB_REF_TYPE="tag"), "trunk"),
     github_pull=(on_github("pull_request", "5/merge", pull(), GITHUB_HEAD_REF="fix"), "fix"),
     github_pull_from_default=(on_github("pull_request", "5/merge", pull("trunk")), "trunk"),
+    github_target=(on_github("pull_request_target", told=pull()), "fix"),
     github_head_ref_alone=(on_github("push", told={}, GITHUB_HEAD_REF="fix"), "fix"),
     github_fork=(on_github("pull_request", "5/merge", pull(repo=EVES, label="eve:fix")), "eve:fix"),
     github_fork_that_is_gone=(on_github("pull_request", "5/merge", pull(repo=None, label="eve:fix")), "eve:fix"),
@@ -197,7 +199,8 @@ BRANCHES = cases(
     github_after_push=(on_github("workflow_run", told=finished("trunk", "push")), None),
     github_after_pull=(on_github("workflow_run", told=finished("fix", "pull_request")), "fix"),
     github_after_fork=(on_github("workflow_run", told=finished("trunk", "pull_request", "eve")), "eve:trunk"),
-    github_queue=(on_github("merge_group", "gh-readonly-queue/trunk/pr-5"), "gh-readonly-queue/trunk/pr-5"),
+    github_queue=(on_github("merge_group", "gh-readonly-queue/trunk/pr-5-abc"), "gh-readonly-queue/trunk"),
+    github_queue_of_a_path=(on_github("merge_group", "gh-readonly-queue/a/b/pr-5-abc"), "gh-readonly-queue/a/b"),
     github_long=(on_github("push", "x" * 300), "x" * 255),
     github_strange=(on_github("push", "a\x1b[31mb\x7f"), "a[31mb"),
     gitlab_default=((GITLAB | {"CI_COMMIT_BRANCH": "trunk"}, None), None),
@@ -210,15 +213,38 @@ BRANCHES = cases(
 )
 
 
-@pytest.mark.parametrize(("given", "branch"), BRANCHES)
-def test_the_branch_is_read_from_the_platforms_variables(
-    tmp_path: Path, given: tuple[dict[str, str], Any], branch: str | None
-) -> None:
+COMMITS = cases(
+    workflow_run=(on_github("workflow_run", told={"workflow_run": {"head_sha": "def456"}}), "def456"),
+    target=(on_github("pull_request_target", told={"pull_request": {"head": {"sha": "def456"}}}), "def456"),
+    comment=(on_github("issue_comment", told={"issue": {"number": 5, "pull_request": {}}}), None),
+    comment_on_an_issue=(on_github("issue_comment", told={"issue": {"number": 5}}), "abc123"),
+)
+
+
+def place_told(folder: Path, given: tuple[dict[str, str], Any]) -> Place:
+    """Return where a scan takes place, by the variables and the event of a workflow."""
     env, told = given
-    event = tmp_path / "event.json"
+    event = folder / "event.json"
     event.write_text(json.dumps({"repository": SHOP} | (told or {})))
-    place = place_of(env | ({"GITHUB_EVENT_PATH": str(event)} if "GITHUB_ACTIONS" in env else {}))
+    return place_of(env | {"GITHUB_EVENT_PATH": str(event)})
+
+
+@pytest.mark.parametrize(("given", "commit"), COMMITS)
+def test_the_commit_is_the_pull_requests(tmp_path: Path, given: tuple[dict[str, str], Any], commit: str | None) -> None:
+    assert place_told(tmp_path, given).metadata.get("commit") == commit
+
+
+@pytest.mark.parametrize(("given", "branch"), BRANCHES)
+def test_the_branch_is_read_from_the_platforms_variables(tmp_path: Path, given: Any, branch: str | None) -> None:
+    place = place_told(tmp_path, given)
     assert (place.branch, place.unknown) == (branch, "")
+
+
+def test_code_from_outside_of_the_main_line_is_proposed(tmp_path: Path) -> None:
+    kinds = "pull pull_from_default target head_ref_alone fork fork_that_is_gone comment_on_pull after_pull after_fork"
+    kinds += " queue queue_of_a_path"
+    proposed = [each.id for each in BRANCHES if place_told(tmp_path, each.values[0]).proposed]
+    assert proposed == [f"github_{kind}" for kind in kinds.split()]
 
 
 def test_a_guess_never_touches_the_main_line(tmp_path: Path) -> None:
@@ -298,17 +324,6 @@ def test_what_the_platform_leaves_open_is_noted(job: Job) -> None:
 # scan
 
 
-def test_a_scan_needs_nothing_and_remembers(job: Job) -> None:
-    job.write("a.sarif", result("Use of eval"), result("Unused name", level="note"))
-    first = job.scan("a.sarif", code=1)
-    second = job.scan("a.sarif", code=0)
-    assert "new" in first.stdout
-    assert "new" not in second.stdout.splitlines()[0]
-    assert job.last_run()["status"] == "completed"
-    assert job.read("project-types")["projectTypes"][0]["name"] == "demo"
-    assert {task["timesSeen"] for task in job.tasks().values()} == {2}
-
-
 def test_each_tool_has_a_run_of_a_type_by_its_name(job: Job) -> None:
     job.write_log("both.sarif", log_of(run_of(result("one"), name="Semgrep OSS"), run_of(result("two"), name="bandit")))
     job.write("more.sarif", result("three", file="src/b.py"), name="bandit")
@@ -320,6 +335,9 @@ def test_each_tool_has_a_run_of_a_type_by_its_name(job: Job) -> None:
     assert types == {"one": "semgrep-oss", "two": "bandit", "three": "bandit"}
     job.scan("both.sarif", "more.sarif", "--type", "all", code=1)
     assert job.read("runs?projectType=all")["total"] == 1
+    name = f"-{'X' * 99} {'Y' * 200}-"
+    job.scan(job.write("a.sarif", name=name), code=0)
+    assert job.read(f"project-types/{'x' * 99}")["label"] == name[:200]
 
 
 @pytest.mark.parametrize("names", [("§§",), ("Tool 1", "tool-1"), ("-" * 3, "b")])
@@ -327,13 +345,6 @@ def test_a_tool_whose_name_makes_no_type_of_its_own_asks_for_one(job: Job, names
     assert_one_line(job.scan(job.write_log("a.sarif", log_of(*(run_of(name=name) for name in names)))), 2, "--type")
     assert not (job.folder / "findings.db").exists()
     job.scan("a.sarif", "--type", "all", code=0)
-
-
-def test_a_name_is_cut_for_a_type_and_its_label(job: Job) -> None:
-    name = f"-{'X' * 99} {'Y' * 200}-"
-    job.scan(job.write("a.sarif", name=name), code=0)
-    (told,) = job.read("project-types")["projectTypes"]
-    assert (told["name"], told["label"]) == ("x" * 99, name[:200])
 
 
 def test_all_runs_are_failed_where_one_is_refused(job: Job) -> None:
@@ -344,7 +355,7 @@ def test_all_runs_are_failed_where_one_is_refused(job: Job) -> None:
     assert_one_line(job.scan("a.sarif", job.write("b.sarif", result(), name="B")), 2, "b.sarif: ", "owner")
     assert [run["status"] for run in job.read("runs")["runs"]] == ["failed", "failed"]
     job.write_log("both.sarif", log_of(run_of(result(), name="A"), run_of(result(), name="B")))
-    assert_one_line(job.scan("both.sarif"), 2, "both.sarif, B: ", "/runs/1/results/0")
+    assert_one_line(job.scan("both.sarif"), 2, "both.sarif, B: ", "/runs/0/results/0")
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "github"])
@@ -408,13 +419,45 @@ def test_what_is_missing_is_resolved_if_asked_to_and_never_by_another_scanner(jo
     assert statuses == {"one": "open", "two": "resolved", "of b": "open"}
 
 
+def test_what_a_scanner_did_not_check_is_sent_once_to_the_run_of_its_tool(job: Job) -> None:
+    notices = {"toolExecutionNotifications": [{"level": "error", "message": {"text": "Timeout"}}]}
+    runs = [
+        run_of(result("one"), result("other"), name="A", invocations=[notices]),
+        run_of(result("three"), name="B"),
+        run_of(name="C") | {"results": None},
+    ]
+    told = job.scan(job.write_log("a.sarif", log_of(*runs)), "--resolve-missing", code=1).stderr
+    assert told.count("did not check everything") == told.count("a did not check everything") == 1
+    tasks = job.read("tasks?sort=createdAt")["tasks"]
+    kinds = [(task["projectType"], task["rule"]) for task in tasks]
+    assert kinds == [("a", "R1"), ("a", "R1"), *[("a", "not-checked")] * 2, ("b", "R1")]
+    job.scan("a.sarif", code=1)
+    assert job.read("tasks")["total"] == 5
+    job.scan("a.sarif", "--type", "all", code=1)
+    assert job.last_run()["submitted"]["created"] == 5
+
+
+def test_a_pattern_is_all_files_that_match_it_and_one_at_least(job: Job) -> None:
+    for name in ("a.sarif", "b/c.sarif", "b/d/e.sarif", ".git/f.sarif", "b/[g].sarif"):
+        (job.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        job.write(name, result(name))
+    (job.folder / "b" / "loop").symlink_to("..")
+    job.scan("**/*.sarif", "a.sarif", str(job.folder / "b" / "*.sarif"), code=1)
+    assert {*job.tasks()} == {"a.sarif", "b/c.sarif", "b/d/e.sarif", "b/[g].sarif"}
+    job.scan("b/[g].sarif", ".git/*.sarif", code=1)
+    assert ".git/f.sarif" in job.tasks()
+    for pattern, said in (("*.json", "*.json matches no file"), ("a**.sarif", "a**.sarif: ")):
+        assert_one_line(job.scan("a.sarif", pattern), 2, said)
+
+
 BAD_FILES = cases(
     absent=(None, "No such file"),
     empty=(b" \n", "is empty"),
     cut=(b'{"version": "2.1.0", "runs": [', "JSON"),
-    utf16=('{"version": "2.1.0"}'.encode("utf-16"), "JSON"),
+    utf16=('{"version": "2.1.0"}'.encode("utf-16"), "/runs: must hold a run"),
+    cut_utf16=(b"\xff\xfe{", "begins as UTF-16 and is broken"),
     deep=(b'{"runs":' + b"[" * 100_000, "levels"),
-    array=(b"[]", "[] does not tell which tool found nothing"),
+    array=(b"[]", "[] does not name the tool that found nothing"),
     version=(b'{"version": "2.0.0", "runs": [{}]}', "/version: must be 2.1.0"),
     no_runs=(b'{"version": "2.1.0"}', "/runs: must hold a run"),
     failed=(json.dumps(log_with(invocations=[{"executionSuccessful": False}])).encode(), "says that it failed"),
@@ -465,16 +508,293 @@ def test_a_document_that_is_too_large_is_told_before_a_run_starts(job: Job, word
     assert not (job.folder / "findings.db").exists()
 
 
+def test_utf_16_is_read_with_a_mark_of_its_order(job: Job) -> None:
+    for order in ("utf-16-le", "utf-16-be"):
+        xml = '<?xml version="1.0" encoding="utf-16"?><testsuite><testcase name="é"><failure/></testcase></testsuite>'
+        for name, text in (("a.sarif", json.dumps(log_with(result("é"), name="demo"))), ("b.xml", xml)):
+            (job.folder / name).write_bytes(f"\ufeff{text}".encode(order))
+            job.scan(name, "--only", "all", code=1)
+    assert {*job.tasks()} == {"é", "é: failure"}
+
+
+@dataclass
+class Checkout(Job):
+    """A job's folder that is a checkout of git, whose database is beside what is checked out."""
+
+    def git(self, *words: str) -> str:
+        """Run git, and return what it says."""
+        who = ("-c", "user.name=u", "-c", "user.email=u@example.com", "-c", "init.defaultBranch=main")
+        done = subprocess.run(["git", *who, *words], cwd=self.folder, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit(self, **files: str) -> str:
+        """Commit files, each by the name of a module, and return the commit."""
+        for name, text in files.items():
+            (self.folder / f"{name}.py").write_text(text, "utf-8")
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", "change")
+        return self.git("rev-parse", "HEAD")
+
+    def scan_at(self, commit: str, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Scan the checkout as what a commit of the main line is."""
+        env = GITLAB | {"CI_COMMIT_BRANCH": "trunk", "CI_COMMIT_SHA": commit}
+        return self.scan("--source", ".", *words, "a.sarif", **how, **env)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    made = Checkout(tmp_path)
+    made.git("init", "--quiet")
+    (tmp_path / ".git" / "info" / "exclude").write_text("*.sarif\nfindings.*\n")
+    return made
+
+
+PROPOSALS = cases(
+    github=GITHUB | {"GITHUB_EVENT_NAME": "pull_request", "GITHUB_HEAD_REF": "fix"},
+    gitlab=GITLAB | MERGE_REQUEST | {"CI_MERGE_REQUEST_IID": "5"},
+)
+
+
+BARE = {"HEAD": "ref: refs/heads/main", "config": "[core]\nbare = true\n", "refs/x": "", "objects/x": ""}
+
+
+def look_like_a_repository(folder: Path) -> None:
+    """Write the files of a bare repository, in which git takes a folder for one."""
+    for name, text in BARE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("env", PROPOSALS)
+def test_a_proposal_cannot_bring_a_database(checkout: Checkout, env: dict[str, str]) -> None:
+    look_like_a_repository(checkout.folder / "backend")
+    words = ("--source", "backend", checkout.write("a.sarif"))
+    for place in ("findings.db", "backend/findings.db", str(checkout.folder / "other.db")):
+        assert_one_line(
+            checkout.scan(*words, "--db", place, **env), 2, f"{place} is where a pull request can put", "--db"
+        )
+    for place in (".git/findings.db", "../findings.db"):
+        assert checkout.scan(*words, "--db", place, code=0, **env)
+    (checkout.folder / "linked.db").symlink_to("findings.db")
+    assert checkout.scan(*words, "--db", "linked.db", **env).returncode == 2
+    shutil.rmtree(checkout.folder / ".git")  # fetched in another way
+    assert checkout.scan("a.sarif", "--db", "findings.db", **env).returncode == 2
+    assert not (checkout.folder / "findings.db").exists()
+
+
+@pytest.mark.parametrize("env", PROPOSALS)
+def test_a_proposal_cannot_bring_a_report(checkout: Checkout, env: dict[str, str]) -> None:
+    (checkout.folder / "reports").mkdir()
+    names = [checkout.write(name) for name in ("reports/a[1].sarif", "reports/a1.sarif", "b.sarif")]
+    checkout.git("add", "--force", "reports/a1.sarif")
+    db = () if ON_POSTGRES else ("--db", ".git/findings.db")
+    assert_one_line(checkout.scan(*names, *db, **env), 2, "reports/a1.sarif is tracked by git")
+    assert_one_line(checkout.scan("reports/*.sarif", *db, **env), 2, "reports/a1.sarif is tracked by git")
+    checkout.scan("reports/a[1].sarif", "b.sarif", *db, code=0, **env)
+    checkout.scan(*names, *db, "--branch", "", code=0)
+    for name in ("reports", "."):
+        look_like_a_repository(checkout.folder / name)
+        assert_one_line(checkout.scan(*names, *db, **env), 2, "reports/a1.sarif is tracked by git")
+    for name, place in (("link", "reports"), ("linked.sarif", "reports/a1.sarif"), ("own.sarif", "b.sarif")):
+        (checkout.folder / name).symlink_to(place)
+    checkout.git("add", "--force", "own.sarif")
+    for name in ("link/a1.sarif", "linked.sarif", "own.sarif", "reports/../reports/a1.sarif"):
+        assert_one_line(checkout.scan(name, *db, **env), 2, f"{name} is tracked by git")
+    checkout.scan("link/a[1].sarif", *db, code=0, **env)
+
+
+@pytest.mark.parametrize("env", PROPOSALS)
+def test_git_must_say_whether_a_proposal_brings_a_report(
+    checkout: Checkout, tmp_path: Path, env: dict[str, str]
+) -> None:
+    db = () if ON_POSTGRES else ("--db", str(tmp_path.parent / f"{tmp_path.name}.db"))
+    checkout.git("init", "--quiet", "--separate-git-dir", ".git/of-a-submodule", "submodule")
+    name = checkout.write("submodule/a.sarif")
+    checkout.scan(name, *db, code=0, **env)
+    checkout.git("-C", "submodule", "add", "--force", "a.sarif")
+    assert_one_line(checkout.scan(name, *db, **env), 2, f"{name} is tracked by git")
+    shutil.rmtree(checkout.folder / ".git" / "of-a-submodule")
+    for how in ({}, {"PATH": ""}):
+        assert_one_line(
+            checkout.scan(name, *db, **env, **how), 2, f"{name} is in a checkout where git is not installed"
+        )
+    shutil.rmtree(checkout.folder / ".git")
+    (checkout.folder / "submodule" / ".git").unlink()
+    checkout.scan(name, *db, code=0, **env, PATH="")
+
+
+def in_module(name: str, *numbers: int) -> list[dict[str, Any]]:
+    """Return results at lines of a module, which the checkout has the code of."""
+    return [result() | {"locations": [at_line(name, number)]} for number in numbers]
+
+
+def at_line(name: str, number: int) -> dict[str, Any]:
+    """Return a place in a module, without code."""
+    return {"physicalLocation": {"artifactLocation": {"uri": f"{name}.py"}, "region": {"startLine": number}}}
+
+
+CODE = "".join(f"line({number})\n" for number in range(1, 30))
+
+
+def test_a_renamed_file_fails_no_gate_and_loses_no_decision(checkout: Checkout) -> None:
+    first = checkout.commit(one=CODE, other="x = 1\n")
+    checkout.write("a.sarif", *in_module("one", 3, 5))
+    checkout.scan_at(first, code=1)
+    [known] = [each for each in checkout.read("tasks")["tasks"] if each["location"] == "one.py:5"]
+    with checkout.service() as service:
+        service.request("PATCH", f"tasks/{known['id']}", {"status": "dismissed"})
+    checkout.git("mv", "one.py", "two.py")
+    second = checkout.commit(two=f"# moved\n{CODE}")
+    checkout.write("a.sarif", *in_module("two", 4, 6))
+    pull = checkout.scan_at(second, "--branch", "fix", code=0)
+    assert "0 new, 1 known, 1 dismissed" in pull.stdout
+    assert "0 new, 1 known, 1 dismissed" in checkout.scan_at(second, code=0).stdout  # after the merge
+    checkout.git("checkout", "--quiet", first)  # another branch, which has the old name
+    checkout.write("a.sarif", *in_module("one", 3, 5))
+    assert "0 new, 1 known, 1 dismissed" in checkout.scan_at(first, "--branch", "other", code=0).stdout
+    tasks = checkout.read("tasks?mainLine=true")["tasks"]
+    assert {(each["location"], each["status"]) for each in tasks} == {("two.py:4", "open"), ("two.py:6", "dismissed")}
+
+
+def test_renames_are_those_since_the_baseline_which_is_not_partial(checkout: Checkout) -> None:
+    first = checkout.commit(one=CODE)
+    checkout.write("a.sarif", *in_module("one", 3))
+    checkout.scan_at(first, code=1)
+    checkout.git("mv", "one.py", "two.py")
+    second = checkout.commit()
+    failed = [
+        {"executionSuccessful": True, "toolExecutionNotifications": [{"level": "error", "message": {"text": "x"}}]}
+    ]
+    checkout.write("a.sarif", invocations=failed)
+    checkout.scan_at(second, code=1)
+    checkout.write("a.sarif", *in_module("two", 3))
+    assert "0 new, 1 known" in checkout.scan_at(second, "--branch", "fix", code=0).stdout
+
+
+def test_a_branch_is_compared_with_the_commit_where_it_began(checkout: Checkout) -> None:
+    first = checkout.commit(one=CODE)
+    checkout.write("a.sarif", *in_module("one", 3))
+    checkout.scan_at(first, code=1)
+    later = checkout.commit(other="x = 1\n")
+    checkout.write("a.sarif")
+    checkout.scan_at(later, "--resolve-missing", code=0)  # the main line has fixed it since
+    checkout.write("a.sarif", *in_module("one", 3))
+    assert "1 new" in checkout.scan_at(first, "--branch", "fix", code=1).stdout
+    based = checkout.scan_at(first, "--branch", "fix", "--base", first, code=0)
+    assert "0 new, 1 known" in based.stdout
+    run = checkout.last_run()
+    assert (run["verdict"]["pass"], run["verdict"]["new"]) == (True, 0)
+    assert run["verdict"]["baseline"] == checkout.read("runs?limit=10")["runs"][-1]["id"]
+    newer = checkout.commit(third="y = 1\n")  # no run is of it: the last one before it counts
+    assert "1 new" in checkout.scan_at(newer, "--branch", "fix", "--base", newer, code=1).stdout
+    unknown = checkout.scan_at(first, "--branch", "fix", "--base", "f" * 40, code=1)
+    assert f"no run of demo is of commit {'f' * 40} or one before it" in unknown.stderr
+
+
+def test_a_category_has_a_run_of_its_own(job: Job) -> None:
+    for language in ("java", "javascript"):
+        job.write(f"{language}.sarif", result(language), name="CodeQL", automationDetails={"id": f"/lang:{language}/7"})
+    job.scan("java.sarif", "javascript.sarif", "--resolve-missing", code=1)
+    assert {run["projectType"] for run in job.read("runs")["runs"]} == {"codeql-lang-java", "codeql-lang-javascript"}
+    job.write("java.sarif", name="CodeQL", automationDetails={"id": "/lang:java/8"})
+    assert "1 resolved" in job.scan("java.sarif", "--resolve-missing", code=0).stdout
+    assert {name: each["status"] for name, each in job.tasks().items()} == {"java": "resolved", "javascript": "open"}
+
+
+def test_documents_of_one_tool_are_one_submission(job: Job) -> None:
+    names = [job.write(f"{name}.sarif", result("same"), result(name, line=9)) for name in "ab"]
+    done = job.scan(*names, code=1)
+    assert "the same as others at the same place, and are stored once: 1." in done.stderr
+    assert len(job.tasks()) == 3
+    assert job.last_run()["submitted"]["created"] == 3
+
+
+def test_paths_keep_the_folder_in_which_bases_differ(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_config, "RESULTS_AT_ONCE", 1)  # so that each is sent in a part of its own
+    notices = [
+        {"toolExecutionNotifications": [{"level": "error", "message": {"text": "x"}, "locations": [at_line("b", 1)]}]}
+    ]
+    for folder in ("backend", "frontend"):
+        bases = {"ROOT": {"uri": f"file:///builds/7/{folder}/"}}
+        job.write(f"{folder}.sarif", result(folder, file="a.py"), originalUriBaseIds=bases, invocations=notices)
+    job.write("other.sarif", result("of b", file="a.py"), name="B", originalUriBaseIds={"R": {"uri": "file:///b/"}})
+    names = ("backend.sarif", "frontend.sarif", "other.sarif")
+    told = job.scan(*names, "--explain", "--exclude", "/frontend/a.py", "--format", "github").stdout
+    assert "file=backend/a.py,line=3" in told
+    places = {(task["projectType"], task["location"]) for task in job.read("tasks")["tasks"]}
+    assert places == {("demo", "backend/a.py:3"), ("demo", "backend/b.py"), ("demo", "frontend/b.py"), ("b", "a.py:3")}
+    forged = {"findingsTaskService/folder": "evil"}
+    for words in ((), ("--ours",)):
+        job.scan(job.write("a.sarif", result("forged", file="a.py"), name="C", properties=forged), *words)
+        assert job.tasks()["forged"]["location"] == "a.py:3"
+
+
+def test_an_external_id_in_a_report_counts_if_it_is_ours(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("known")), code=1)
+    known = job.tasks()["known"]
+    forged = result("new", line=80, file="evil.py") | {"fingerprints": {"findingsTaskService/v1": known["externalId"]}}
+    whole = {"title": "whole", "severity": "low", "externalId": known["externalId"], "status": "dismissed"}
+    carried = result("carried", line=81) | {"properties": {"findingsTaskService/v1": whole}}
+    job.write("a.sarif", forged, carried)
+    assert "2 new" in job.scan("a.sarif", "--branch", "fix", code=1).stdout
+    assert "0 new" in job.scan("a.sarif", "--branch", "fix", "--ours", code=0).stdout
+    job.write("a.sarif", result("known") | {"properties": {"findingsTaskService/v1": {"title": "broken"}}})
+    assert "0 new" in job.scan("a.sarif", code=0).stdout
+    assert_one_line(job.scan("a.sarif", "--ours"), 2, "required property")
+
+
+def test_a_table_of_renames_in_a_report_never_counts(job: Job) -> None:
+    job.scan(job.write("a.sarif", result(file="old.py")), code=1)
+    forged = {"findingsTaskService/renames": {"new.py": "old.py"}}
+    job.write("a.sarif", result(file="new.py"), properties=forged)
+    for words in ((), ("--ours",)):
+        assert "1 new" in job.scan("a.sarif", "--branch", "fix", *words, code=1).stdout
+
+
+def test_what_json_has_no_word_for_is_replaced_or_wrong_input(job: Job) -> None:
+    path = job.folder / job.write("a.sarif", result("TEXT"), properties={"n": 0.25})
+    text = path.read_text("utf-8")
+    path.write_text(text.replace("TEXT", "cut \\ud83d"), "utf-8")
+    job.scan("a.sarif", code=1)
+    assert [*job.tasks()] == ["cut \N{REPLACEMENT CHARACTER}"]
+    path.write_text(text.replace("0.25", "1" * 5000), "utf-8")
+    assert_one_line(job.scan("a.sarif"), 2, "a.sarif has a number such as 1e999, or one of thousands of digits")
+
+
+def test_results_that_are_identified_by_their_messages_are_counted(job: Job) -> None:
+    bare = (result(text) | {"locations": [at_line("a", 1)]} for text in ("one", "two"))
+    job.write("a.sarif", *bare, result("with code"))
+    told = "Note: Results without fingerprint and code, which their messages identify: 2"
+    assert f"{told}; give --source with" in job.scan("a.sarif", code=1).stderr
+    assert f"{told}.\n" in job.scan("a.sarif", "--source", ".", code=0).stderr
+    job.write("a.sarif", result("with code"))
+    assert "identify" not in job.scan("a.sarif", code=0).stderr
+
+
+def test_a_score_that_means_nothing_is_told(job: Job) -> None:
+    given = [result(str(score), line=n, properties={"security-severity": score}) for n, score in enumerate(SCORES, 1)]
+    assert "mean nothing: 2, such as severe." in job.scan(job.write("a.sarif", *given), code=1).stderr
+    told = {name: each["severity"] for name, each in job.tasks().items()}
+    severities = ("critical", "critical", "high", "low", "high", "high", "high", "high")
+    assert told == dict(zip((*SCORES[:-1], "R1"), severities, strict=True))
+
+
+SCORES = ("9,8", "9.8/10", "HIGH", "Low", "severe", "11", "0.0", "")  # the last one is no title, which is the rule's
+
+
 def test_what_is_no_file_is_not_read(job: Job) -> None:
     os.mkfifo(job.folder / "fifo")
     for name in ("/dev/null", "/dev/zero", "fifo"):  # the last one would be waited for
         assert_one_line(job.scan(name), 2, "no regular file", "have the scanner write to one")
 
 
-def test_a_locked_database_is_told_in_a_line(job: Job) -> None:
+def test_neither_a_locked_database_nor_a_bug_is_a_verdict(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.scan(job.write("a.sarif"), code=0)
     with locked(job.db):
         assert_one_line(job.scan("a.sarif", FINDINGS_BUSY_TIMEOUT="0.2"), 3, "too long" if ON_POSTGRES else "locked")
+    monkeypatch.setattr(ci_module, "report_of", 1)
+    assert job.scan("a.sarif", code=3).stderr.splitlines()[-1].startswith("Error: TypeError")
 
 
 @pytest.mark.sqlite
@@ -482,12 +802,6 @@ def test_a_database_that_cannot_be_used_is_told_in_a_line(job: Job) -> None:
     others_database(job.folder / "findings.db")
     assert_one_line(job.scan(job.write("a.sarif")), 3, "findings.db")
     assert_one_line(job.scan("a.sarif", "--db", "no/folder/findings.db"), 3, "no/folder")
-
-
-def test_a_bug_is_no_verdict(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ci_module, "report_of", 1)
-    done = job.scan(job.write("a.sarif"), code=3)
-    assert done.stderr.splitlines()[-1].startswith("Error: TypeError")
 
 
 # scan, with a service at a URL
@@ -504,34 +818,28 @@ def test_a_service_at_a_url_gets_the_same(job: Job, server: Server) -> None:
     assert job.last_run()["status"] == "completed"
 
 
-@pytest.mark.parametrize("path", ["/api/v1", "/api/v1/", "/"])
-def test_the_path_of_the_api_may_end_the_url(job: Job, server: Server, path: str) -> None:
-    env = server.access | {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"{server.url}{path}"}
-    job.scan(job.write("a.sarif", result()), code=1, **env)
-    assert server.request("GET", f"{API}/tasks").json["total"] == 1
-
-
 def test_a_large_document_is_sent_in_several_requests(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     sent, submit = list[list[str]](), ci_module.submit
     monkeypatch.setattr(scan_config, "RESULTS_AT_ONCE", 3)
-    monkeypatch.setattr(ci_module, "submit", lambda *given: sent.append(uris_in(given[-1])) or submit(*given))
+    watched = lambda *given: sent.extend(uris_in(each.text) for each in given[-1]) or submit(*given)  # noqa: E731
+    monkeypatch.setattr(ci_module, "submit", watched)
     alike = [result(f"eval {n // 2}", file=f"{'abc'[n % 3]}.py", line=n + 1) for n in range(12)]
     moved = [result("moved", file=f"{file}.py", fingerprints={"v1": "same"}) for file in "adad"]
     job.write_log("a.sarif", log_of(run_of(*alike, name="demo"), run_of(*moved, name="demo")))
     job.scan("a.sarif", code=1)
     assert sum(map(len, sent)) == 16
     assert [{*uris} for uris in sent] == [{"a.py"}, {"b.py"}, {"c.py"}, {"d.py"}]
-    assert job.last_run()["submitted"]["created"] == 16
+    assert job.last_run()["submitted"]["created"] == 14  # results at one place are one
     monkeypatch.undo()
     job.scan("a.sarif", code=0)
-    assert job.last_run()["submitted"]["unchanged"] == 16
+    assert job.last_run()["submitted"]["unchanged"] == 14
 
 
 def test_a_number_that_json_cannot_hold_is_wrong_input_where_a_document_is_divided(job: Job) -> None:
     log = log_of(run_of(result("one"), name="a"), run_of(result("two"), name="b"))
     path = job.folder / job.write_log("a.sarif", {**log, "properties": {"n": 0.25}})
     path.write_text(path.read_text().replace("0.25", "1e999"))
-    assert "a.sarif cannot be told in JSON: Out of range" in job.scan("a.sarif", code=2).stderr
+    assert "a.sarif, a cannot be told in JSON: Out of range" in job.scan("a.sarif", code=2).stderr
 
 
 def uris_in(document: bytes) -> list[str]:
@@ -571,7 +879,7 @@ def test_a_scan_that_is_stopped_leaves_its_run_failed(job: Job, fake: Callable[.
 
 # What people read
 
-HOSTILE = "Say \x1b[2J\u202eevil\u2066 \r\n::set-env name=X::y ##[error]z | `a` <b> [c](d) @bob #1"
+HOSTILE = "Say \x1b[2J\u202eevil\u2066 \r\n::set-env name=X::y ##[error]z | `a` <b> [c](d) @bob #1 GH-12"
 
 
 def test_the_table_has_the_worst_first_and_the_sentence_last(job: Job) -> None:
@@ -598,15 +906,21 @@ def test_stored_text_commands_nothing(job: Job, form: str) -> None:
         assert "##[" not in told
 
 
-@pytest.mark.parametrize("form", ["table", "markdown"])
-def test_what_is_as_severe_is_in_the_order_of_its_place(job: Job, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ("table", "one two four three five six seven"),  # at one place what is new is first
+        ("markdown", "four seven one two three five six"),  # what is known is below, and folded
+    ],
+)
+def test_what_is_as_severe_is_in_the_order_of_its_place(job: Job, form: str, wanted: str) -> None:
     places = {"three": ("b.py", 9), "five": ("b.py", 10), "two": ("a.py", 100), "six": (None, 1), "one": ("a.py", 20)}
     known = [result(title, file=file, line=line) for title, (file, line) in places.items()]
     job.scan(job.write("a.sarif", *known), code=1)
     job.write("a.sarif", result("seven", level="note", file="a.py"), *known, result("four", file="b.py", line=9))
     out = job.scan("a.sarif", "--format", form, code=1).stdout
     shown = re.findall(r"\b(?:one|two|three|four|five|six|seven)\b", out)
-    assert shown == ["one", "two", "four", "three", "five", "six", "seven"]  # at one place what is new is first
+    assert shown == wanted.split()
 
 
 def test_a_table_shows_fifty_and_what_is_new_before_what_is_known_and_worse(job: Job) -> None:
@@ -757,19 +1071,25 @@ def test_github_gets_a_summary_of_the_job(job: Job) -> None:
     job.write("a.sarif", result())
     job.scan("a.sarif", "--format", "github", code=1, GITHUB_STEP_SUMMARY=str(summary))
     assert summary.read_text().startswith("before\n**Not passed**: ")
-    assert "| high | new | Use of eval | src/app.py\\:3 |" in summary.read_text()
+    assert "| high | Use of eval | src/app.py\\:3 |" in summary.read_text()
     done = job.scan("a.sarif", "--format", "github", code=0, GITHUB_STEP_SUMMARY=str(job.folder / "no" / "summary"))
     assert "the summary could not be written" in done.stderr
 
 
-def test_markdown_is_a_comment_that_calls_nobody(job: Job) -> None:
+def test_markdown_is_a_comment_that_folds_what_is_known_and_calls_nobody(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("known")), code=1)
+    job.write("a.sarif", result("known"), result("new", line=9))
+    out = job.scan("a.sarif", "--format", "markdown", code=1).stdout
+    first, folded = out.split("<details><summary>Known: 1</summary>")
+    assert ("new" in first, "known |" in first, "| known |" in folded) == (True, False, True)
     out = job.scan(job.write("a.sarif", result(HOSTILE)), "--format", "markdown", code=1).stdout
     row = next(line for line in out.splitlines() if "evil" in line)
     assert re.search(r"(?<!\\)[`<\[]", row) is None
     assert "@bob" not in row
     assert "#1" not in row
+    assert "GH-12" not in row
     assert ci_module.in_markdown("see www.evil.example") == r"see www\.evil.example"
-    assert len(re.findall(r"(?<!\\)\|", row)) == 5
+    assert len(re.findall(r"(?<!\\)\|", row)) == 4
 
 
 UNHEARD = cases(
@@ -849,10 +1169,6 @@ def test_an_export_has_the_filters_of_the_list(job: Job) -> None:
         assert {task["title"] for task in whole} == {row["title"] for row in rows} == titles, words
         assert {each["message"]["text"] for run in document["runs"] for each in run["results"]} == titles, words
     assert {*ExportQuery.__struct_encode_fields__} - {"after"} <= {each.name for each in ci_module.export.params}
-
-
-def test_a_filter_that_the_service_refuses_ends_with_2(job: Job) -> None:
-    job.scan(job.write("a.sarif"), code=0)
     assert_one_line(job.run("export", "--severity", "hgh"), 2, "severity", "critical, high")
     assert_one_line(job.run("export", "--missing-from", "x"), 2)
     assert_one_line(job.run("export", "--db", "other.db"), 2, ABSENT, "" if ON_POSTGRES else "other.db")

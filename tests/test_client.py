@@ -37,7 +37,7 @@ from findings_adapters.client import (
     fingerprint,
     stoppable,
 )
-from tests.engines import absence_of, busy_error, db_at, faults_of, name_of
+from tests.engines import busy_error, db_at, faults_of, name_of
 from tests.support import LISTENING, PATIENCE, PROGRAM, Server, StandIn, cases, standing_in, start_process, task
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -175,6 +175,9 @@ def test_what_would_do_something_twice_has_a_key_of_its_own_and_nothing_else(awa
 
 
 def test_a_service_that_stays_away_is_told_in_a_line(away: Fake, waits: list[float]) -> None:
+    with pytest.raises(Unavailable, match="SSL"):  # a certificate that nobody knows does not get better
+        service_at(away.url.replace("http:", "https:")).request("GET", "tasks")
+    assert waits == []
     away.stop()
     with pytest.raises(Unavailable, match=f"no answer from {away.url}: .*Connection refused"):
         Findings(away.url, "x" * 20).register("web")
@@ -188,12 +191,6 @@ def test_a_service_that_stays_busy_is_told_in_its_own_words(away: Fake, tune: Tu
     with pytest.raises(Refused, match="The database is locked") as caught:
         service_at(away.url).request("GET", "tasks")
     assert (caught.value.status, len(away.heard)) == (503, 2)
-
-
-def test_what_cannot_get_better_is_not_tried_again(away: Fake, waits: list[float]) -> None:
-    with pytest.raises(Unavailable, match="SSL"):  # as with a certificate that nobody knows
-        service_at(away.url.replace("http:", "https:")).request("GET", "tasks")
-    assert waits == []
 
 
 def test_a_large_body_has_time_in_proportion(away: Fake, tune: Tune) -> None:
@@ -219,10 +216,10 @@ def test_what_is_no_service_is_told_so(away: Fake, reply: Reply, error: type[Exc
     assert len(away.heard) == 1
 
 
-@pytest.mark.parametrize("prefix", ["", "/findings", "/api", "/a/b/"])
-def test_a_service_may_be_below_a_prefix(away: Fake, prefix: str) -> None:
+@pytest.mark.parametrize("prefix", ["", "/", "/findings", "/api", "/a/b/", "/api/v1", "/api/v1/"])
+def test_a_service_may_be_below_a_prefix_and_its_url_may_end_with_the_path_of_the_api(away: Fake, prefix: str) -> None:
     service = service_at(f"{away.url}{prefix}")
-    prefixed = f"{prefix.rstrip('/')}/api/v1/tasks"
+    prefixed = f"{prefix.rstrip('/').removesuffix('/api/v1')}/api/v1/tasks"
     service.request("GET", "tasks?limit=1")
     service.request("GET", f"{prefixed}?after=x")  # a link of its own
     service.request("GET", "/api/v1/tasks?after=x")  # of one that does not know of the prefix
@@ -297,12 +294,6 @@ def test_the_same_requests_go_to_a_database_file_without_a_key_or_a_servers_sett
     assert (caught.value.status, page["total"], history[0]["by"]) == (404, 2, "scan")
     assert capfd.readouterr().err == ""
     assert not list(tmp_path.glob("*-wal")), "what a cache keeps must be all there is"
-
-
-def test_a_database_file_that_is_not_there_is_made_only_if_wanted(tmp_path: Path) -> None:
-    with pytest.raises(findings_service.ConfigurationError, match=re.escape(absence_of(tmp_path / "findings.db"))):
-        Local(db_at(tmp_path / "findings.db"))
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -738,24 +729,21 @@ def test_a_refusal_by_a_stranger_is_not_about_the_findings(remote: Agent, betwee
     assert (batches(between), remote.titles()) == ([2, 2], ["One", "Two"])
 
 
-def test_a_run_that_somebody_else_ended_is_told(agent: Agent) -> None:
+def test_a_run_that_somebody_else_ended_or_that_cannot_begin_is_told(agent: Agent) -> None:
     with agent.failing(Refused) as run:
         agent.request("PATCH", f"runs/{run.id}", {"status": "failed", "statusReason": "timeout"})
         run.submit("A finding", "low")
     assert (agent.caught.code, agent.runs()) == ("run_finished", [("failed", "timeout")])
     assert agent.caught.__notes__[0].startswith("findings of the run were not stored: ")
-
-
-def test_a_run_of_a_type_that_is_not_there_is_refused(agent: Agent) -> None:
     with pytest.raises(Refused) as caught, agent.run("wbe"):
         pytest.fail("it must not begin")
-    assert (caught.value.code, agent.runs()) == ("unknown_project_type", [])
+    assert (caught.value.code, len(agent.runs())) == ("unknown_project_type", 1)
 
 
 # Agents: what they read and decide
 
 
-def test_a_list_is_walked_to_its_end(agent: Agent, tune: Tune) -> None:
+def test_a_list_is_walked_to_its_end_and_has_the_services_filters(agent: Agent, tune: Tune) -> None:
     tune(LISTED=2)
     with agent.start() as run:
         for number in range(5):
@@ -766,9 +754,6 @@ def test_a_list_is_walked_to_its_end(agent: Agent, tune: Tune) -> None:
     assert [each.title for each in agent.tasks(external_id="&3", project_type=[agent.name, "x"])] == ["3, and more"]
     marked = {"rule": ["S101", "S102"], "tag": "owasp, a03", "new_in": run.id}
     assert [each.title for each in agent.tasks(project_type=agent.name, **marked)] == ["Marked"]
-
-
-def test_the_filters_of_a_list_are_the_services(agent: Agent) -> None:
     theirs = set(findings_service.TaskOrder.__struct_fields__) - {"after"}
     assert set(TaskFilters.__annotations__) == theirs
     with pytest.raises(Refused, match="sevrity"):
@@ -855,18 +840,15 @@ def test_other_findings_have_other_fingerprints_of_an_ids_length() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]{1,97}(-[0-9]+)?", each) for each in several)
 
 
-def test_a_path_outside_of_the_root_stays_what_it_is_and_the_root_is_the_same_everywhere() -> None:
-    for root in ("", ".", "/", "/else", "/etc/pass"):
-        assert fingerprint("R", "/etc/passwd", root=root) == fingerprint("R", "/etc/passwd")
-    for root in ("/builds/17", "/builds/17/", "C:\\builds\\17", "."):
-        assert fingerprint("R", root, root=root) == fingerprint("R")
-
-
 def test_a_fingerprint_survives_other_words_for_the_path_and_other_white_space() -> None:
     known = fingerprint("R", "src/app.py", "if x: y()")
     assert fingerprint("R", "src/app.py", "\tif  x:\n    y()\r\n") == known
     places = ("./src/app.py", "src//lib/../app.py", "src\\app.py", "/home/me/shop/src/app.py", Path("src/app.py"))
     assert {fingerprint("R", place, "if x: y()", root="/home/me/shop/") for place in places} == {known}
+    for root in ("", ".", "/", "/else", "/etc/pass"):  # a path outside of the root stays what it is
+        assert fingerprint("R", "/etc/passwd", root=root) == fingerprint("R", "/etc/passwd")
+    for root in ("/builds/17", "/builds/17/", "C:\\builds\\17", "."):
+        assert fingerprint("R", root, root=root) == fingerprint("R")
 
 
 def test_the_same_line_twice_is_two_findings_in_every_run(agent: Agent) -> None:

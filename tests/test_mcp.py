@@ -463,19 +463,16 @@ def test_no_sentence_of_the_service_reaches_an_agent_with_a_path_of_the_api() ->
     assert [each for each in map(mcp_server.as_tools_say, sentences) if "/api/v1" in each] == []
 
 
-def test_what_is_no_json_is_refused_by_the_service(doors: Doors) -> None:
+def test_what_is_no_json_or_fits_no_url_is_refused_by_the_service(doors: Doors, remote: Agent) -> None:
     params = '{"name": "start_run", "arguments": {"projectType": "web", "metadata": {"n": NaN}}}'
     call = f'{{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {params}}}'
     _, told = doors.post(body=call.encode(), Authorization=f"Bearer {doors.service.key}", **SPOKEN)
     result = json.loads(told["body"])["result"]
     assert (result["isError"], "malformed_json" in result["content"][0]["text"]) == (True, True)
+    assert remote.refused("list_findings", q="x" * 100_000)["status"] == 414
 
 
 SPOKEN = {"Content_Type": "application/json", "Accept": "application/json, text/event-stream"}
-
-
-def test_an_argument_that_no_url_can_hold_is_told_of(remote: Agent) -> None:
-    assert remote.refused("list_findings", q="x" * 100_000)["status"] == 414
 
 
 def test_a_locked_database_is_told_of(folder: Path, local: Agent) -> None:
@@ -528,7 +525,7 @@ def test_a_key_is_offered_what_it_may_do(doors: Doors, remote: Agent, level: str
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_a_key_that_is_none_is_unauthorized(doors: Doors, mode: str) -> None:
+def test_a_key_that_is_none_is_unauthorized_and_no_key_is_in_the_log(doors: Doors, mode: str) -> None:
     with doors.connected("fts_unknown", mode) as agent:
         for ask in (
             agent.tools,
@@ -542,6 +539,12 @@ def test_a_key_that_is_none_is_unauthorized(doors: Doors, mode: str) -> None:
     listing = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'
     status, told = doors.post(body=listing, Authorization="Bearer fts_unknown", **SPOKEN)
     assert (status, told["www-authenticate"]) == (401, 'Bearer error="invalid_token"')
+    said = doors.door.heard()
+    assert ("FINDINGS_KEY is not used" in said, "fts_unknown" in said, doors.service.key in said) == (
+        True,
+        False,
+        False,
+    )
 
 
 KEYED = {"Authorization": "Bearer x"}
@@ -604,17 +607,12 @@ def test_cross_site_writes_through_mcp_are_forbidden(doors: Doors, remote: Agent
         anna.ask("triage_finding", taskId=finding, status="resolved")
 
 
-def test_keys_are_in_no_log(doors: Doors) -> None:
-    said = doors.door.heard()
-    assert doors.service.key not in said
-    assert "FINDINGS_KEY is not used" in said
-
-
 # Tools and resources as they are described
 
 
-def test_schemas_stand_by_themselves(local: Agent) -> None:
-    for name, tool in local.tools().items():
+def test_ten_tools_stand_by_themselves_and_leave_a_model_its_room(local: Agent) -> None:
+    tools = local.tools()
+    for name, tool in tools.items():
         schema = tool.input_schema
         jsonschema.Draft202012Validator.check_schema(schema)
         assert (schema["type"], schema["additionalProperties"]) == ("object", False), name
@@ -622,10 +620,6 @@ def test_schemas_stand_by_themselves(local: Agent) -> None:
         # What some clients refuse a tool for.
         assert all(each.get("type") == "string" for each in inside(schema) if "enum" in each), name
         assert tool.description
-
-
-def test_ten_tools_leave_a_model_its_room(local: Agent) -> None:
-    tools = local.tools()
     told = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools.values()]
     assert len(told) == 10
     assert len(json.dumps(told, ensure_ascii=False, separators=(",", ":"))) <= 12_000
@@ -818,15 +812,12 @@ def test_a_file_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> None:
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1), done.stderr
 
 
-def test_without_the_sdk_the_command_says_what_to_install() -> None:
+def test_without_the_sdk_the_command_says_what_to_install_and_help_does_not_wait_for_it() -> None:
     blocked = f"{IMPORTING}, sys; sys.modules['mcp'] = sys.modules['anyio'] = None; findings_service.main()"
     done = command("mcp", program=(sys.executable, "-c", blocked))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "needs the package mcp, with all that it needs itself: in the folder of a checkout" in done.stderr
     assert "pip install '.[mcp]'" in done.stderr
-
-
-def test_help_does_not_wait_for_the_sdk() -> None:
     look = f"{IMPORTING}, sys\ntry: findings_service.main()\nfinally: print('mcp' in sys.modules)"
     done = command("--help", program=(sys.executable, "-c", look))
     assert "Model Context Protocol" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from test_ci import Job, assert_one_line, job, result
 from test_sarif import log_with
 
 import findings_service
+from findings_adapters import scan_config
 from findings_adapters.scan_config import READY, Config, Decider, Scanned, SeverityRules, prepare
 from tests.support import cases
 
@@ -46,13 +48,11 @@ BAD_CONFIGS = cases(  # a file, or else options
     comment=('exclude = ["# tests"]', ("exclude: '# tests'",)),
     blank=('exclude = [""]', ("exclude: ''",)),
     range=('exclude = ["[z-a]"]', ("exclude: '[z-a]'",)),
-    no_text=("exclude = [5]", ("exclude: 5",)),
     no_list=('exclude = "tests/**"', ("exclude must be a list", 'exclude = ["tests/**"]')),
     bar=('fail-on = "hgh"', ("fail-on = 'hgh'", "critical, high, medium, low, info, none")),
     type=('type = "no name"', ("type = 'no name'", "such as ruff")),
     target=('target = "git@host:repo"', ("target = 'git@host:repo'", "http or https")),
     source_url=('source-url = "https://example.com/"', ("source-url = 'https://example.com/'", "{path}")),
-    text=("type = 5", ("type = 5",)),
     no_toml=("severity: low", ("is no TOML", "line 1")),
     deep=("type = " + "[" * 5000, ("is no TOML",)),
     latin=('type = "caf\xe9"'.encode("latin-1"), ("is not UTF-8",)),
@@ -60,7 +60,6 @@ BAD_CONFIGS = cases(  # a file, or else options
     hostile=('"##[error]x\\n::error::y" = 1', ("##\\[error]x",)),
     level_of_an_option=(("--severity", "S1=hgh"), ("--severity S1=hgh", "PREFIX=LEVEL", "critical, high")),
     sign_of_an_option=(("--severity", "S1"), ("PREFIX=LEVEL",)),
-    pattern_of_an_option=(("--exclude", "!"), ("--exclude: '!'",)),
     all_at_once=(
         'a = 1\nb = 2\ntype = 5\nexclude = ["!", 5]\nfail-on = "x"\n[severity]\nS1 = "hgh"\nS2 = 1',
         ("'a'", "'b'", "type = 5", "'!'", "exclude: 5", "fail-on = 'x'", '"S1"', '"S2"'),
@@ -109,11 +108,13 @@ def test_options_go_before_the_file(job: Job) -> None:
 
 def test_the_longest_beginning_decides_options_first_then_the_file(job: Job) -> None:
     configure(job, '[severity]\n"S" = "low"\n"S10" = "info"\n"S101" = "critical"\n"" = "medium"')
-    job.write("a.sarif", *map(found, ("S101", "S102", "S2", "X1")))
-    job.scan("a.sarif", "--fail-on", "none", code=0)
-    assert severities(job) == {"S101": "critical", "S102": "info", "S2": "low", "X1": "medium"}
-    job.scan("a.sarif", "--severity", "S=high", "--severity", "S2=medium", "--fail-on", "none", code=0)
-    assert severities(job) == {"S101": "high", "S102": "high", "S2": "medium", "X1": "medium"}
+    job.write("a.sarif", *map(found, ("S101", "S102", "S2", "X1", "not-checked")))
+    job.scan("a.sarif", "--severity", "no=low", "--fail-on", "none", code=0)
+    known = {"S101": "critical", "S102": "info", "S2": "low", "X1": "medium", "not-checked": "high"}
+    assert severities(job) == known
+    options = ("--severity", "S=high", "--severity", "S2=medium", "--severity", "not-checked=low")
+    job.scan("a.sarif", *options, "--fail-on", "none", code=0)
+    assert severities(job) == known | {"S101": "high", "S102": "high", "S2": "medium", "not-checked": "low"}
 
 
 @pytest.mark.parametrize("severity", findings_service.SEVERITIES)
@@ -128,7 +129,7 @@ def test_every_severity_is_read_as_it_was_decided(job: Job, severity: str, figur
     ours = {"findingsTaskService/v1": {"title": "ours", "severity": "high"}}
     whole = found("R3", "c.py", level="warning", properties=ours, fingerprints={"findingsTaskService/v1": "1"})
     job.write("a.sarif", by_place, by_reference, whole, found("Y", "d.py", level="note", **scored), tool=tool)
-    job.scan("a.sarif", "--severity", f"R={severity}", "--fail-on", "none", code=0)
+    job.scan("a.sarif", "--ours", "--severity", f"R={severity}", "--fail-on", "none", code=0)
     told = {title: task["severity"] for title, task in job.tasks().items()}
     other = "critical" if figure else "low"
     assert told == {"src/app.py": severity, "b.py": severity, "ours": severity, "Y d.py": other}
@@ -152,18 +153,23 @@ def test_a_tool_that_marks_everything_error_has_a_ready_map(job: Job, tool: str,
     assert severities(job) == wanted
 
 
-TELLING = cases(
+APART = cases(
     level=([found("S101"), found("S102", level="warning")], {}),
     default=([found("S101"), found("S102", level=None)], {}),
-    figure=([found("S101"), found("S102", properties={"security-severity": "7.5"})], {}),
     rule=([found("S101"), found("S102")], {"rules": [{"id": "S9", "defaultConfiguration": {"level": "note"}}]}),
+    score=([found("S101"), found("S102", properties={"security-severity": "9.8"})], {}),
 )
 
 
-@pytest.mark.parametrize(("results", "driver"), TELLING)
-def test_a_tool_that_tells_findings_apart_has_none(job: Job, results: list[Any], driver: dict[str, Any]) -> None:
-    job.scan(job.write("a.sarif", *results, tool={"driver": {"name": "ruff"} | driver}), "--fail-on", "none", code=0)
-    assert severities(job)["S101"] == "high"
+@pytest.mark.parametrize(("results", "driver"), APART)
+def test_a_ready_map_applies_whichever_results_a_document_has(
+    job: Job, results: list[Any], driver: dict[str, Any]
+) -> None:
+    job.write("a.sarif", *results, tool={"driver": {"name": "ruff"} | driver})
+    told = job.scan("a.sarif", "--fail-on", "none", code=0).stderr
+    score = results[1].get("properties")
+    assert severities(job) == {"S101": "low", "S102": "critical" if score else "medium"}
+    assert told.count("a ready map says how severe the findings of ruff are") == 1
 
 
 def test_ready_maps_agree_with_bandit_where_it_found_the_worst_only() -> None:
@@ -237,17 +243,15 @@ def prepared(config: Config, document: dict[str, Any]) -> Any:
     form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
     text = json.dumps(document).encode()
     scanned = Scanned("a", text, document, form.parse(text, settings))
-    [(_, sent)] = prepare(Decider(config), [scanned], by_tool=False)[""].documents
-    return sent
+    [sent] = prepare(Decider(config), [scanned], by_tool=False, most=settings.max_sarif)[""].documents
+    return sent.text
 
 
-def test_what_another_format_was_read_as_is_left_out_by_its_place() -> None:
+def test_what_another_format_was_read_as_is_left_out_by_its_place_and_all_else_is_sent_as_it_is() -> None:
     task = {"title": "ours", "severity": "high", "location": "tests/a b.py:4"}
     whole = log_with(found("S1", "tests/a%20b.py", properties={"findingsTaskService/v1": task}))
     assert json.loads(prepared(Config().with_options([], ["tests/a b.py"]), whole))["runs"][0]["results"] == []
-
-
-def test_what_nothing_decides_about_is_sent_as_it_is() -> None:
+    # What nothing decides about is sent as it is.
     assert prepared(Config(), log_with(result())) == json.dumps(log_with(result())).encode()
 
 
@@ -268,3 +272,12 @@ def test_explain_says_which_line_decided(job: Job) -> None:
         "medium X1 src/app.py:3 the document",
     ]
     assert json.loads(done.stdout)["pass"]
+
+
+def test_patterns_that_take_too_long_in_total_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_config, "Budget", partial(scan_config.Budget, 0.5))
+    files = [f"{'a/' * (100 + number)}c" for number in range(200)]
+    config = Config().with_options([], [f"/{'**/a/' * 100}b"])
+    assert prepared(config, log_with(found("S1", files[0])))
+    with pytest.raises(findings_service.ConfigurationError, match=r'--exclude ".*": took too long on a/a.*fewer \*'):
+        prepared(config, log_with(*(found("S1", file) for file in files)))

@@ -36,6 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import findings_service as heart
 from findings_adapters.client import (
     MARKDOWN,
+    Json,
     Refused,
     Remote,
     Service,
@@ -44,12 +45,13 @@ from findings_adapters.client import (
     as_list,
     as_sent,
     as_taken,
+    first_of,
     hurried,
     in_camel_case,
     quoted,
 )
 from findings_adapters.markdown import fence_for
-from findings_adapters.mcp.tools import ARGUMENTS, TOOLS, Json, Tool, input_schema, told_tool
+from findings_adapters.mcp.tools import ARGUMENTS, TOOLS, Tool, input_schema, told_tool
 from findings_adapters.serving import processes
 from findings_features.me import Me
 
@@ -163,12 +165,12 @@ def json_of(value: Any) -> bytes:
         refuse_argument("", f"must not be nested deeper than {heart.NESTING} levels")
 
 
-def query_of(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def query_of(tool: Tool, arguments: Json) -> str:
     """Return arguments as a query string. :raises Refused: for one that is none, and a `next` of no answer's."""
-    arguments, known = dict(arguments), input_schema(tool)["properties"]
+    known = input_schema(tool)["properties"]
     if unknown := next((name for name in arguments if name not in known), None):
         refuse_argument(unknown, f"is no argument of {tool.name}; those are: {', '.join(known)}")
-    pairs: list[tuple[str, str]] = []
+    pairs = list[tuple[str, str]]()
     if "next" in arguments:
         link = arguments.pop("next")
         pairs = parse_qsl(link.partition("?")[2], keep_blank_values=True) if isinstance(link, str) else []
@@ -351,7 +353,7 @@ def warn_of_doubles(_: Service, told: Json) -> list[str]:
     places = [f"findings[{place}]" for place, each in enumerate(stored) if each.get("externalId") is None]
     if not places:
         return []
-    listed = ", ".join(places[:LISTED]) + (" …" if len(places) > LISTED else "")
+    listed = first_of(places, LISTED, ", ")
     return [
         f"{len(places)} of {len(stored)} findings have no externalId ({listed}). Reported again, each of them is"
         " a new finding, and what people decided about it does not count. Give each an externalId that the next run"
@@ -369,8 +371,8 @@ def warn_of_target(service: Service, told: Json) -> list[str]:
         return []
     try:
         with hurried(MOMENT):
-            asked = urlencode({"by": "targetUrl", "limit": KNOWN_TARGETS, "projectType": told["projectType"]})
-            groups = service.request("GET", f"groups?{asked}").read(Json).get("groups", ())
+            asked = {"by": "targetUrl", "limit": KNOWN_TARGETS, "project_type": told["projectType"]}
+            groups = service.get("groups", Json, **asked).get("groups", ())
     except (Refused, Unavailable):
         return []
     known = {each["value"]: each["total"] for each in groups if each["value"] is not None}
@@ -390,7 +392,7 @@ def plain(target: str) -> str:
     return target.rstrip("/").casefold()
 
 
-WARNINGS: Mapping[str, Callable[[Service, Json], list[str]]] = {
+WARNINGS = {
     "read_brief": warn_of_target,
     "start_run": warn_of_target,
     "submit_findings": warn_of_doubles,
@@ -402,14 +404,9 @@ WARNINGS: Mapping[str, Callable[[Service, Json], list[str]]] = {
 # ---------------------------------------------------------------------------
 
 
-def level_of(service: Service) -> str:
-    """Return the level of a caller's key."""
-    return service.get("me", Me).level
-
-
 def list_tools(service: Service, _: object) -> types.ListToolsResult:
     """Return the tools that a caller's key may use."""
-    reached = heart.LEVELS[: heart.LEVELS.index(level_of(service)) + 1]
+    reached = heart.LEVELS[: heart.LEVELS.index(service.get("me", Me).level) + 1]
     return types.ListToolsResult(tools=[told_tool(tool) for tool in TOOLS.values() if tool.operation.level in reached])
 
 
@@ -421,17 +418,17 @@ SCHEME = "findings://"
 OF_PROJECT_TYPE = "A project type, with the schema of its findings' extensions."
 
 
-def resource(path: str, name: str, words: str) -> types.Resource:
-    """Return a resource as clients are told of it. What clients of the service wrote is not among it, but for names."""
-    return types.Resource(uri=SCHEME + path, name=name, description=words, mime_type=heart.JSON_TYPE)
-
-
 def list_resources(service: Service, _: object) -> types.ListResourcesResult:
-    """Return the resources that have names."""
-    told = service.request("GET", "project-types").read(heart.ProjectTypes).project_types
-    whole = resource("project-types", "project-types", "All project types, without their schemas.")
-    listed = (resource(f"project-types/{each.name}", each.name, OF_PROJECT_TYPE) for each in told)
-    return types.ListResourcesResult(resources=[whole, *listed])
+    """Return the resources that have names. What clients of the service wrote is not among it, but for names."""
+    listed = [("project-types", "project-types", "All project types, without their schemas.")]
+    told = service.get("project-types", heart.ProjectTypes).project_types
+    listed += ((f"project-types/{each.name}", each.name, OF_PROJECT_TYPE) for each in told)
+    return types.ListResourcesResult(
+        resources=[
+            types.Resource(uri=SCHEME + path, name=name, description=words, mime_type=heart.JSON_TYPE)
+            for path, name, words in listed
+        ]
+    )
 
 
 def read_resource(service: Service, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
@@ -716,7 +713,7 @@ class Door:
     async def _check_key(self, request: Request) -> None:
         """Ask the service about a key: else keys that are none could keep others' large bodies waiting."""
         try:
-            await anyio.to_thread.run_sync(in_time, level_of, self._service_of(request))
+            await anyio.to_thread.run_sync(in_time, self._service_of(request).get, "me", Me)
         except Refused as error:
             raise (heart.Unauthorized if error.status == 401 else heart.Busy)(error.detail) from None
         except Unavailable as error:

@@ -17,9 +17,7 @@ import regex
 from msgspec import Struct
 
 import findings_service as heart
-from findings_adapters.client import in_camel_case
-
-Json = dict[str, Any]
+from findings_adapters.client import Json, in_camel_case
 
 
 class Tool(Struct, frozen=True):
@@ -192,9 +190,7 @@ def slim(schema: Json) -> Json:
 
     Its members have their meanings, and what may be null is left out instead.
     """
-    if several := schema.get("anyOf"):
-        rest = {key: value for key, value in schema.items() if key != "anyOf"}
-        return slim(rest | next(each for each in several if each.get("type") != "null"))
+    schema = schema | next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), {})
     if name := schema.get("$ref", "").removeprefix(heart.COMPONENTS):
         whole = slim(components()[name] | {"default": schema.get("default")})
         for member, each in whole.get("properties", {}).items():
