@@ -6,15 +6,18 @@ shellcheck, openssl, GitHub's command line (`gh`), pre-commit, `npm install @tkt
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import ssl
 import subprocess
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from test_ci import GITLAB
 
 import findings_service
 from findings_adapters.client import Local, Service
@@ -126,6 +130,25 @@ class Pipeline:
         """What is beside the checkout."""
         return self.checkout.parent
 
+    def git(self, *words: str) -> str:
+        """Run git in the checkout, and return what it says."""
+        who = ("-c", "user.name=u", "-c", "user.email=u@example.com")
+        line = ["git", *who, *words]
+        return subprocess.run(line, cwd=self.checkout, check=True, capture_output=True, text=True).stdout.strip()
+
+    def check_out(self, *, proposed: bool) -> str:
+        """Commit what is there, on the main line or as the merge commit of a proposal, and return the commit."""
+        self.git("add", "--all")
+        tree, parents = self.git("write-tree"), self.git("for-each-ref", "--format=%(objectname)", "refs/remotes")
+        before = [word for each in parents.split() for word in ("-p", each)]
+        commit = self.git("commit-tree", "-m", "change", *before, tree)
+        if proposed:
+            commit = self.git("commit-tree", "-m", "merge", *before, "-p", commit, tree)
+        else:
+            self.git("push", "--quiet", "origin", f"{commit}:refs/heads/main")
+        self.git("update-ref", "--no-deref", "HEAD", commit)
+        return commit
+
     def shell(self, script: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run shell as the platforms do: it ends with the first command that fails."""
         path = os.pathsep.join([str(self.programs), str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -136,10 +159,12 @@ class Pipeline:
     # GitHub
 
     def github(
-        self, event: str = "push", name: str = GITHUB, payload: Mapping[str, Any] | None = None, **given: str
+        self, event: str = "push", workflow: str = GITHUB, payload: Mapping[str, Any] | None = None, **given: str
     ) -> subprocess.CompletedProcess[str]:
         """Do a workflow's steps, with other inputs for the action where some are given, and return what they told."""
         self.last += 1
+        for left in self.home.glob("findings-*"):  # the folder for temporary files is new in each job
+            shutil.rmtree(left)
         told = {"repository": {"default_branch": "main", "full_name": "us/shop"}} if event != "schedule" else {}
         told |= payload or {}
         (self.home / "event.json").write_text(json.dumps(told), "utf-8")
@@ -149,14 +174,14 @@ class Pipeline:
             "ref_type": "branch",
             "repository": "us/shop",
             "server_url": "https://github.example",
-            "sha": "0" * 40,
+            "sha": self.check_out(proposed=payload is not None),
             "run_id": str(self.last),
             "run_attempt": "1",
             "actor": "octo",
-            "workflow": name,
+            "workflow": workflow,
         } | self.about
         github |= {"ref_name": github["ref"].removeprefix("refs/heads/").removeprefix("refs/pull/")}
-        [(github["job"], job)] = yaml.safe_load(SHOWN[name])["jobs"].items()
+        [(github["job"], job)] = yaml.safe_load(SHOWN[workflow])["jobs"].items()
         env = {f"GITHUB_{key.upper()}": value for key, value in github.items()} | self.env
         env |= {"GITHUB_ACTIONS": "true", "GITHUB_EVENT_PATH": str(self.home / "event.json")}
         known = {"github": {**github, "event": told, "token": "ghs_1"}, "failed": False, **self.settings}
@@ -213,15 +238,13 @@ class Pipeline:
             assert options["update-environment"] == "false"
             return {"python-path": str(self.programs / "python3")}
         if uses == "actions/cache/restore":
-            for path in options["path"].split():
-                (self.checkout / path).unlink(missing_ok=True)
             wanted = (options["path"], options["restore-keys"])
             fitting = [each for each in self.cache if each[0] == wanted[0] and each[1].startswith(wanted[1])]
             for saved in self.cache[fitting[-1]].iterdir() if fitting else ():
-                shutil.copy(saved, self.checkout)
+                shutil.copy(saved, Path(options["path"].split()[0]).parent)
             return {"cache-primary-key": options["key"]}
         if uses == "actions/cache/save":
-            there = [self.checkout / path for path in options["path"].split() if (self.checkout / path).exists()]
+            there = [Path(path) for path in options["path"].split() if Path(path).exists()]
             assert (options["path"], options["key"]) not in self.cache, "it would not be saved"
             kept = self.home / "cache" / str(self.last)
             kept.mkdir(parents=True)
@@ -235,33 +258,35 @@ class Pipeline:
     # GitLab
 
     def gitlab(self, inputs: Known | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Do the job of the page, with the variables of the first rule that fits."""
+        """Do the job of the page, the main line's or a merge request's."""
         [included] = yaml.safe_load(SHOWN[".gitlab-ci.yml"])["include"]
-        job = component({**included["inputs"], **(inputs or {})})["findings"]
-        assert [rule["if"] for rule in job["rules"]] == RULES
-        rule = job["rules"][0 if "CI_MERGE_REQUEST_IID" in variables else 1]
-        cache = job["cache"]
-        assert (cache["key"], cache["unprotect"], cache["when"]) == ("findings", True, "always")
-        assert cache["paths"] == ["findings.db", "findings.db-wal"]
-        policy = rule["variables"][cache["policy"].removeprefix("$")]
-        here, saved = self.checkout / "findings.db", ("gitlab", "findings")
-        here.unlink(missing_ok=True)
-        if saved in self.cache:
-            shutil.copy(self.cache[saved], here)
-        env = {
-            "GITLAB_CI": "true",
-            "CI_DEFAULT_BRANCH": "main",
-            "CI_PROJECT_ID": "1",
-            "CI_PROJECT_URL": "https://gitlab.example/us/shop",
-            "CI_COMMIT_SHA": "0" * 40,
-            "CI_PIPELINE_URL": "https://gitlab.example/us/shop/-/pipelines/7",
-            "GITLAB_USER_LOGIN": "octo",
-        }
+        jobs = component({**included["inputs"], **(inputs or {})})
+        proposed = "CI_MERGE_REQUEST_IID" in variables
+        [job] = [each for each in jobs.values() if each.get("rules") == [{"if": RULES[proposed]}]]
+        job = {**jobs[job["extends"]], **job}
+        caches = job["cache"] if isinstance(job["cache"], list) else [job["cache"]]
+        for cache in caches:  # unpacked over what jobs before it have left
+            assert cache["paths"] == [".git/findings/findings.db", ".git/findings/findings.db-wal"]
+            saved = self.cache.get(saved_as(cache, proposed=proposed))
+            if saved and cache.get("policy") != "push":
+                shutil.copytree(saved, self.checkout / ".git" / "findings", dirs_exist_ok=True)
+        commit = self.check_out(proposed=proposed)
+        env = GITLAB | {"CI_DEFAULT_BRANCH": "main", "CI_COMMIT_SHA": commit}
+        if proposed:
+            base = self.git("rev-parse", "origin/main")
+            env |= {"CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main", "CI_MERGE_REQUEST_DIFF_BASE_SHA": base}
         script = "\n".join((*job["before_script"], *job["script"]))
-        done = self.shell(script, {**env, **rule["variables"], **variables, **self.env})
-        if policy == "pull-push" and here.exists():
-            self.cache[saved] = self.home / "gitlab.db"
-            shutil.copy(here, self.cache[saved])
+        done = self.shell(script, {**env, **job["variables"], **variables, **self.env})
+        self.shell("\n".join(job.get("after_script", ())), {})
+        for number, cache in enumerate(caches):
+            there = [path for path in cache["paths"] if (self.checkout / path).exists()]
+            if cache.get("policy") != "pull" and there:
+                kept = self.home / f"gitlab-{number}"
+                shutil.rmtree(kept, ignore_errors=True)
+                kept.mkdir()
+                self.cache[saved_as(cache, proposed=proposed)] = kept
+                for path in there:
+                    shutil.copy(self.checkout / path, kept)
         return done
 
     def write(self, text: str) -> None:
@@ -270,8 +295,8 @@ class Pipeline:
 
     def known(self) -> list[tuple[Any, ...]]:
         """Return what the main line's cache knows: what, and how often it was seen and decided on."""
-        cached = list(self.cache.values())[-1]
-        with Service(Local(str(cached / "findings.db" if cached.is_dir() else cached))) as service:
+        cached = shutil.copytree([*self.cache.values()][-1], self.home / "looked-at", dirs_exist_ok=True)
+        with Service(Local(str(cached / "findings.db"))) as service:
             listed = service.request("GET", "tasks?mainLine=true").read(dict)["tasks"]
         fields = ("id", "title", "status", "timesSeen", "lastRunId", "updatedAt", "branch")
         return sorted(tuple(each[name] for name in fields) for each in listed)
@@ -282,8 +307,13 @@ def the_action() -> Any:
     return yaml.safe_load(ACTION.read_text("utf-8"))
 
 
-INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
-RULES = ['$CI_PIPELINE_SOURCE == "merge_request_event"', "$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH"]
+INPUT = re.compile(r"(?P<alone>\")?\$\[\[ inputs\.(?P<name>[\w-]+) \]\](?(alone)\")")
+RULES = ["$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH", '$CI_PIPELINE_SOURCE == "merge_request_event"']
+
+
+def saved_as(cache: Known, *, proposed: bool) -> tuple[str, str]:
+    """Return where GitLab keeps a cache: jobs of protected branches have their own, unless it says `unprotect`."""
+    return "gitlab", cache["key"] + ("-non_protected" if proposed or cache.get("unprotect") else "-protected")
 
 
 def component(inputs: Mapping[str, Any]) -> Any:
@@ -293,31 +323,26 @@ def component(inputs: Mapping[str, Any]) -> Any:
     assert set(inputs) <= set(described)
     given = {name: inputs[name] if name in inputs else each["default"] for name, each in described.items()}
 
-    def put_in(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: put_in(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [put_in(each) for each in value]
-        if not isinstance(value, str):
-            return value
-        whole = INPUT.fullmatch(value)
-        return given[whole[1]] if whole else INPUT.sub(lambda each: as_text(given[each[1]]), value)
+    def put_in(found: re.Match[str]) -> str:
+        value = given[found["name"]]
+        return json.dumps(value) if found["alone"] else json.dumps(as_text(value))[1:-1]
 
-    return put_in(job)
+    return json.loads(INPUT.sub(put_in, json.dumps(job)))
 
 
 # Here `python3 -m venv` makes an environment whose pip installs, in a moment, the service as it is here.
 PROGRAMS = {
-    "python3": """
-        [ "$1 $2" = "-m venv" ] && mkdir -p "$3/bin" || exit 9
-        cp "$(dirname "$0")/venv-pip" "$3/bin/pip"
+    "python3": f"""
+        [ "$1 $2" != "-I -c" ] || exec {sys.executable} "$@"
+        [ "$2 $3" = "-m venv" ] && {sys.executable} "$1" -c 'import venv' && mkdir -p "$4/bin" || exit 9
+        cp "$(dirname "$0")/venv-pip" "$4/bin/pip"
     """,
     "venv-pip": f"""
         [ "${{*:1:3}}" = "install --quiet --disable-pip-version-check" ] || exit 9
         case "$4" in {HERE} | https://files.example.com/*.whl) ;; *) exit 9 ;; esac
         echo "$4" >"$(dirname "$0")/installed"
         made=$(dirname "$0")/findings-service
-        printf '#!/bin/bash\\nPYTHONPATH={HERE} exec {sys.executable} -m findings_service "$@"\\n' >"$made"
+        printf '#!/bin/bash\\nPYTHONPATH={HERE} exec {sys.executable} -P -m findings_service "$@"\\n' >"$made"
         chmod +x "$made"
     """,
     "pip": '[ "$*" = "install --quiet ruff bandit[sarif]" ]',
@@ -338,12 +363,16 @@ def pipeline(tmp_path: Path) -> Pipeline:
         (programs / name).chmod(0o755)
     (checkout / "ruff.toml").write_text('lint.select = ["S"]\n', "utf-8")
     made = Pipeline(checkout, programs)
+    made.git("init", "--quiet", "--bare", str(tmp_path / "origin"))
+    made.git("init", "--quiet")
+    made.git("remote", "add", "origin", str(tmp_path / "origin"))
+    (checkout / ".git" / "info" / "exclude").write_text("*.sarif\n*.json\n", "utf-8")
     made.write(LEGACY)
     return made
 
 
 HEAD = {"ref": "greet", "sha": "f" * 40, "repo": {"full_name": "us/shop"}}
-PULL_REQUEST = {"pull_request": {"number": 5, "head": HEAD}}
+PULL_REQUEST = {"pull_request": {"number": 5, "head": HEAD, "base": {"ref": "main"}}}
 
 
 # What lints them
@@ -378,7 +407,7 @@ def test_each_file_has_its_platforms_form() -> None:
 
 def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
     scripts = [step["run"] for step in the_action()["runs"]["steps"] if "run" in step]
-    job = component({"package": "x", "files": "y"})["findings"]
+    job = component({"package": "x", "files": "y"})[".findings"]
     for number, script in enumerate([*scripts, "\n".join(job["script"])]):
         (tmp_path / f"{number}.sh").write_text(f"#!/bin/bash -e\n{script}", "utf-8")
     meant = "--exclude=SC2050,SC2206"  # inputs that are put in are constant; words are split
@@ -425,7 +454,7 @@ def test_with_a_server_jobs_need_no_cache(pipeline: Pipeline, server: Server) ->
     key = server.access
     pipeline.settings = {"vars": key, "secrets": key}
     workflow = f"server/{GITHUB}"
-    assert [pipeline.github(name=workflow).returncode for _ in range(2)] == [1, 0]
+    assert [pipeline.github(workflow=workflow).returncode for _ in range(2)] == [1, 0]
     pipeline.settings, pipeline.env = {}, key
     assert [pipeline.gitlab(CI_COMMIT_BRANCH="main").returncode for _ in range(2)] == [1, 0]
     pipeline.write(LEGACY + BROUGHT)
@@ -435,20 +464,18 @@ def test_with_a_server_jobs_need_no_cache(pipeline: Pipeline, server: Server) ->
 
 
 @pytest.mark.sqlite
-def test_the_action_installs_its_own_checkout_or_the_wheel_that_it_is_given(pipeline: Pipeline) -> None:
+def test_the_action_installs_its_own_checkout_or_a_wheel_and_a_failed_scan_keeps_what_was_known(
+    pipeline: Pipeline,
+) -> None:
     wheel = "https://files.example.com/findings_service.whl"
     for package, installed, told in (("", HERE, "3 new, 0 known"), (wheel, wheel, "0 new, 3 known")):
         done = pipeline.github(package=package)
         assert told in done.stdout, done.stderr
         assert (pipeline.home / "findings-service" / "bin" / "installed").read_text() == f"{installed}\n"
-
-
-@pytest.mark.sqlite
-def test_a_scan_that_failed_says_so_and_keeps_what_was_known(pipeline: Pipeline) -> None:
-    pipeline.github()
     before = pipeline.known()
-    done = pipeline.github(files="absent.sarif\n*.nothing")
-    assert (done.returncode, "absent.sarif" in done.stderr) == (2, True)
+    for files, told in (("absent.sarif", "absent.sarif: No such file"), ("*.sarif\n*.nothing", "*.nothing matches no")):
+        done = pipeline.github(files=files)
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
     keyed = pipeline.github(key="fts_1")
     assert (keyed.returncode, "::error::There is a key and no url." in keyed.stdout) == (2, True)
     assert pipeline.known() == before
@@ -486,15 +513,115 @@ def test_only_the_main_lines_database_is_kept() -> None:
 
 
 @pytest.mark.sqlite
-def test_each_of_a_matrix_has_a_database_of_its_own(pipeline: Pipeline) -> None:
-    for pipeline.leg, new in ((0, 3), (1, 3), (0, 0), (1, 0)):
-        assert f"{new} new, " in pipeline.github().stdout, (pipeline.leg, new)
+def test_each_of_a_matrix_and_each_name_has_a_database_of_its_own(pipeline: Pipeline) -> None:
+    pipeline.about = {"workflow": "Test, then publish"}  # the key of a cache may have no comma
+    for new in (3, 0):
+        for pipeline.leg, name in ((0, "api"), (1, "api"), (1, "web")):
+            assert f"{new} new, " in pipeline.github(name=name).stdout, (pipeline.leg, name, new)
     assert os.access(pipeline.outputs["command"], os.X_OK)
     assert all("findings.db-wal" in paths for paths, _ in pipeline.cache)  # a killed job's
-    assert [key for _, key in pipeline.cache] == [f"findings/{GITHUB}/findings/{n % 2}/{n + 1}-1" for n in range(4)]
+    ids = [re.fullmatch(rf"findings/([0-9a-f]{{32}})/{n + 1}-1", key)[1] for n, (_, key) in enumerate(pipeline.cache)]
+    assert (ids[:3], len(set(ids))) == (ids[3:], 3)
 
 
-MARK = f"<!-- findings of {GITHUB}, findings, 0 -->"
+@pytest.mark.sqlite
+def test_a_second_use_of_the_action_in_a_job_needs_a_name(pipeline: Pipeline) -> None:
+    [install] = [step for step in the_action()["runs"]["steps"] if step.get("id") == "install"]
+    env = {
+        "PYTHON": str(pipeline.programs / "python3"),
+        "RUNNER_TEMP": str(pipeline.home),
+        "GITHUB_OUTPUT": "/dev/null",
+    }
+    env |= {"NAME": "a workflow/job/0/", "GITHUB_ACTION_PATH": str(HERE)}
+    assert pipeline.shell(install["run"], env).returncode == 0
+    again = pipeline.shell(install["run"], env)
+    assert (again.returncode, "::error::This job uses the action twice" in again.stdout) == (2, True)
+    assert pipeline.shell(install["run"], env | {"NAME": "a workflow/job/0/second"}).returncode == 0
+
+
+WEAKER = 'fail-on = "none"\nexclude = ["*.py"]\n'
+PLATFORMS = pytest.mark.parametrize("platform", ["GitHub", "GitLab"])
+
+
+def run_job(pipeline: Pipeline, platform: str, *, proposed: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the job of a platform, for the main line or for a proposal."""
+    if platform == "GitLab":
+        return pipeline.gitlab(**(GREETING_REQUEST if proposed else {"CI_COMMIT_BRANCH": "main"}))
+    event, payload = ("pull_request", PULL_REQUEST) if proposed else ("push", None)
+    return pipeline.github(event, payload=payload, comment="false")
+
+
+def judge(pipeline: Pipeline, platform: str, **more: Any) -> tuple[subprocess.CompletedProcess[str], ...]:
+    """Judge the main line and then what a proposal adds."""
+    pipeline.write(LEGACY)
+    main = run_job(pipeline, platform)
+    pipeline.write(LEGACY + BROUGHT)
+    for name, text in more.items():
+        (pipeline.checkout / name.replace("_", ".")).write_text(text, "utf-8")
+    return main, run_job(pipeline, platform, proposed=True)
+
+
+@pytest.mark.sqlite
+@PLATFORMS
+def test_nothing_that_a_proposal_brings_changes_how_it_is_judged(pipeline: Pipeline, platform: str) -> None:
+    for name in ("venv", "hashlib"):  # which the installation must not run
+        (pipeline.checkout / f"{name}.py").write_text("open('ran', 'w')\n", "utf-8")
+    _, told = judge(pipeline, platform, findings_toml=WEAKER)
+    assert (told.returncode, "findings.toml differs from that of main" in told.stdout) == (1, True), told.stderr
+    passed, told = judge(pipeline, platform)  # merged: nothing differs any more
+    assert (passed.returncode, told.returncode, "differs" in told.stdout) == (0, 0, False)
+    pipeline.git("add", "--force", "ruff.sarif")
+    _, told = judge(pipeline, platform)
+    assert (told.returncode, "ruff.sarif is tracked by git: " in told.stderr) == (2, True), told.stderr
+    assert not (pipeline.checkout / "ran").exists()
+
+
+def following(owner: str = "us", branch: str = "main", event: str = "push") -> dict[str, Any]:
+    """Return what GitHub tells when a workflow has ended."""
+    home = {"full_name": f"{owner}/shop", "owner": {"login": owner}}
+    return {"workflow_run": {"head_repository": home, "head_branch": branch, "event": event}}
+
+
+@pytest.mark.sqlite
+def test_the_default_branch_decides_about_code_that_no_branch_is_named_for(pipeline: Pipeline) -> None:
+    pipeline.github()
+    (pipeline.checkout / "findings.toml").write_text(WEAKER, "utf-8")
+    pipeline.write(LEGACY + BROUGHT)
+    comment = {"issue": {"number": 5, "pull_request": {"url": "x"}}}
+    events = [("pull_request_target", PULL_REQUEST), ("issue_comment", comment)]
+    events += [("workflow_run", following(*how)) for how in (("eve",), ("us", "fix"), ("us", "main", "pull_request"))]
+    for event, payload in events:
+        told = pipeline.github(event, payload=payload, comment="false")
+        assert (told.returncode, "differs from that of main" in told.stdout) == (1, True), (payload, told)
+    told = pipeline.github("workflow_run", payload=following())
+    assert (told.returncode, "differs" in told.stdout) == (0, False), told.stderr
+
+
+@pytest.mark.sqlite
+def test_a_configuration_of_the_workflow_counts_wherever_it_is_named(pipeline: Pipeline) -> None:
+    pipeline.github()
+    (pipeline.home / "own.toml").write_text(WEAKER, "utf-8")
+    pipeline.write(LEGACY + BROUGHT)
+    for sign in " \n\t":
+        options = f"--explain{sign}--config{sign}{pipeline.home}/own.toml"
+        told = pipeline.github("pull_request", payload=PULL_REQUEST, comment="false", options=options)
+        assert told.returncode == 0, (sign, told)
+
+
+@pytest.mark.sqlite
+@PLATFORMS
+def test_a_proposal_is_compared_with_where_it_began(pipeline: Pipeline, platform: str) -> None:
+    judge(pipeline, platform)
+    pipeline.write("")  # the main line has fixed all since
+    base = pipeline.git("rev-parse", "origin/main")
+    assert run_job(pipeline, platform).returncode == 0
+    pipeline.git("push", "--quiet", "--force", "origin", f"{base}:refs/heads/main")  # a proposal begins at the old one
+    pipeline.write(LEGACY)
+    told = run_job(pipeline, platform, proposed=True)
+    assert (told.returncode, "0 new, " in told.stdout) == (0, True), told.stdout + told.stderr
+
+
+MARK = f"<!-- findings {hashlib.sha256(f'{GITHUB}/findings/0/'.encode()).hexdigest()[:32]} -->"
 
 
 @dataclass
@@ -616,7 +743,7 @@ def test_who_may_not_comment_has_the_verdict_all_the_same(
 GREETING_REQUEST = {
     "CI_MERGE_REQUEST_IID": "5",
     "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "greet",
-    "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1",
+    "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": GITLAB["CI_PROJECT_ID"],
 }
 
 
@@ -631,10 +758,30 @@ def test_the_job_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pip
     assert pipeline.gitlab(**GREETING_REQUEST).returncode == 1
     assert pipeline.known() == before
     assert pipeline.gitlab(**main).returncode == 1
+    quality = json.loads((pipeline.checkout / "gl-code-quality-report.json").read_text("utf-8"))
+    [place] = {json.dumps(each["location"]) for each in quality if each["check_name"] == "S324"}
+    assert json.loads(place) == {"path": "login.py", "lines": {"begin": 6}}
+    assert {"description", "fingerprint", "severity"} <= quality[0].keys()
     pipeline.write("")
     assert "resolved, because" not in pipeline.gitlab({"resolve-missing": False}, **main).stdout
     fixed = pipeline.gitlab({"options": "--exclude '*.md' --format markdown"}, **main)
     assert ("resolved, because" in fixed.stdout, "**Passed**" in fixed.stdout) == (True, True)
+
+
+@pytest.mark.sqlite
+def test_the_log_of_a_killed_job_is_not_replayed_into_a_newer_database(pipeline: Pipeline) -> None:
+    db, left = pipeline.checkout / ".git" / "findings" / "findings.db", pipeline.home / "left-wal"
+    pipeline.gitlab(CI_COMMIT_BRANCH="main")
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("UPDATE tasks SET status = 'dismissed'")
+        connection.commit()
+        shutil.copy(f"{db}-wal", left)
+    shutil.rmtree(db.parent)  # another machine
+    pipeline.gitlab(CI_COMMIT_BRANCH="main")
+    known = [each[:3] for each in pipeline.known()]
+    shutil.copy(left, f"{db}-wal")
+    told = pipeline.gitlab(CI_COMMIT_BRANCH="main")
+    assert ("3 known, 0 dismissed" in told.stdout, [each[:3] for each in pipeline.known()]) == (True, known)
 
 
 @pytest.mark.sqlite
