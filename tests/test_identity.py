@@ -214,6 +214,15 @@ def test_a_second_document_of_a_run_takes_no_twin_that_is_reported(client: Clien
     assert send(client, run, lines(13)).json["tasks"][0]["result"] == "unchanged"
 
 
+def test_twins_in_one_line_are_known_when_a_run_reports_them_again(client: Client) -> None:
+    both = log_with(*(result(locations=[at("a.py", 3, "f(f())")]) for _ in range(2)))
+    for column, each in enumerate(both["runs"][0]["results"], 1):
+        each["locations"][0]["physicalLocation"]["region"]["startColumn"] = column
+    client.register("web")
+    run = client.start(targetUrl=TARGET)
+    assert [send(client, run, both).json["created"] for _ in range(3)] == [2, 0, 0]
+
+
 def test_twins_of_a_renamed_file_are_matched_by_their_lines(client: Client) -> None:
     bring(client, lines(10, 50))
     known = stored(client)

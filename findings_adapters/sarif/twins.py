@@ -224,15 +224,18 @@ def nearest_twins(claims: Iterable[Claim], twins: Iterable[Twin]) -> dict[Claim,
 
     A twin that this run has reported matches only the place at which it was reported.
     """
-    free, left, found = sorted(claims), list[Twin](), dict[Claim, str]()
-    reported = {each.place: each for each in twins if each.is_reported}
-    for claim in free:
+    found, reported, left = dict[Claim, str](), defaultdict[Place, list[str]](list), list[Twin]()
+    for twin in sorted(twins, key=lambda each: (len(each.external_id), each.external_id)):
+        if twin.is_reported:
+            reported[twin.place].append(twin.external_id)
+        else:
+            left.append(twin)
+    free = list[Claim]()
+    for claim in sorted(claims):
         (path, line, _), _ = claim
-        if twin := reported.pop((path, line), None):
-            found[claim] = twin.external_id
-    left = sorted(
-        (each for each in twins if not each.is_reported), key=lambda each: (len(each.external_id), each.external_id)
-    )
-    free = [claim for claim in free if claim not in found]
+        if there := reported.get((path, line)):
+            found[claim] = there.pop(0)
+        else:
+            free.append(claim)
     pairs = matched([(path, line) for (path, line, _), _ in free], [each.place for each in left])
     return found | {free[claim]: left[twin].external_id for claim, twin in pairs.items()}
