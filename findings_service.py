@@ -567,7 +567,6 @@ Severity = Literal["critical", "high", "medium", "low", "info"]
 TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
 Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 RunStatus = Literal["running", "completed", "failed"]
-EndStatus = Literal["completed", "failed"]
 Level = Literal["read", "agent", "full"]
 FailOn = Literal[Severity, "none"]
 SEVERITIES = get_args(Severity)
@@ -745,7 +744,7 @@ class RunUpdate(Request):
     made by. Members of `metadata` replace those of the run, null removes one.
     """
 
-    status: EndStatus | None = None
+    status: Literal["completed", "failed"] | None = None
     status_reason: Annotated[str, at_most(1000)] | None = None
     resolve_missing: bool | None = None
     gate: GateOptions | None = None
@@ -1147,13 +1146,7 @@ COMPONENTS = "#/components/schemas/"
 TASK_STATUSES = get_args(TaskStatus)
 REASONS = get_args(Reason)
 RUN_STATUSES = get_args(RunStatus)
-ENUMERATIONS = {
-    "EndStatus": get_args(EndStatus),
-    "Reason": REASONS,
-    "RunStatus": RUN_STATUSES,
-    "Severity": SEVERITIES,
-    "TaskStatus": TASK_STATUSES,
-}
+ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
 SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
 DECIDES_NOTHING = "must have a status, a comment, a reason or an assignee"
@@ -4919,7 +4912,7 @@ class SlowBody(Struct, frozen=True, eq=False):
 
 
 class SubmissionForm(Struct):
-    """The members by which the forms of a submission are told apart: a dict of all would take as long as the rest."""
+    """Members that distinguish the forms of a submission: a dict of all would take as long as the rest."""
 
     tasks: Raw = NOT_SENT
     runs: Raw = NOT_SENT

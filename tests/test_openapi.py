@@ -196,7 +196,7 @@ def test_a_generated_client_takes_a_night_through(server: Server, night_client: 
     assert call("tasks.patch_task", heads.tasks[0].id, body=triage).status == models.TaskStatus.DISMISSED
     history = call("tasks.get_task_history", heads.tasks[0].id).history
     assert [(each.from_, each.to) for each in history][-1] == (models.TaskStatus.OPEN, models.TaskStatus.DISMISSED)
-    end = models.RunUpdate(status=models.EndStatus.COMPLETED, resolve_missing=True)
+    end = models.RunUpdate(status=models.RunUpdateStatusType0.COMPLETED, resolve_missing=True)
     assert call("runs.patch_run", run.id, body=end).status == models.RunStatus.COMPLETED
     assert call("runs.get_run", run.id).summary.by_status.dismissed == 1
     listed = call("runs.get_runs", status=[models.RunStatus.COMPLETED, models.RunStatus.FAILED], project_type=["web"])
