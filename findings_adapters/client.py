@@ -338,7 +338,7 @@ class Service:
             link = page.next
 
     def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[heart.TaskHead]:
-        """Give the tasks that the filters leave, all of them, page by page; a list is any of its values."""
+        """Yield all tasks that match the filters, page by page; a list matches any of its values."""
         for page in self.walk("tasks", heart.TaskPage, **filters):
             yield from page.tasks
 

@@ -57,8 +57,8 @@ class Finding(Struct):
     """What a tool found, in its own words and of any length.
 
     It is in a file (`path`) or on a `page`, or in a `part` of it: an element by its selector, a package by its name.
-    `mark` stands for code that must not be stored. `has_message` says that the title tells it from others of its rule,
-    where there is no code.
+    `mark` replaces code that must not be stored. With `has_message`, the title distinguishes it from others of its rule
+    if there is no code.
     """
 
     title: str

@@ -69,7 +69,7 @@ def github_line(env: Environment, event: Json) -> Line:
     if env["GITHUB_REF_TYPE"] == "tag":
         return name, ""
     default = text_in(event, "repository.default_branch")
-    return line_of(name, default, "GitHub's event does not tell which branch is the default one")
+    return line_of(name, default, "GitHub's event does not name the default branch")
 
 
 def is_of_pull_request(env: Environment) -> bool:

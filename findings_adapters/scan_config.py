@@ -61,7 +61,7 @@ class SeverityRules(Struct, frozen=True):
     def decide(self, rule: str) -> tuple[str, str] | None:
         """Return the severity of a rule, and the line that says so: the longest beginning that it has.
 
-        What was not checked is no scanner's rule, and only its whole name is meant for it.
+        The rule `not-checked` is decided by its whole name only.
         """
         begins = rule.__eq__ if rule == heart.UNCHECKED else rule.startswith
         prefix = max(filter(begins, self.severities), key=len, default=None)

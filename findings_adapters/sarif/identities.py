@@ -102,7 +102,7 @@ Facts = tuple[Any, ...]
 
 
 def facts_of(result: Result, place: Place, message: str) -> tuple[list[Facts], Facts]:
-    """Return what tells a result from others of its rule, in each way that it may be known by, and in the old way."""
+    """Return the values that identify a result within its rule, most lasting first, and those of the old algorithm."""
     _, first = place.code[0] if place.code else (None, "")
     where, code = place.path or place.name, " ".join(first[:SNIPPET].split())
     if marks := marks_of(result.fingerprints):

@@ -218,7 +218,7 @@ class Region(Part):
 
     @property
     def code(self) -> str:
-        """The code there, "" where there is none."""
+        """The code of the region, or ""."""
         return (self.snippet and self.snippet.text) or ""
 
 
@@ -781,7 +781,7 @@ KEPT = 4096  # paths or rules that are looked up once
 
 
 class Extensions(Struct, rename="camel", omit_defaults=True):
-    """What a finding's extensions tell of it, as far as its project type admits them."""
+    """Extensions of a finding, as far as its project type admits them."""
 
     rule_id: str = ""
     tool: str = ""
