@@ -740,8 +740,8 @@ class GateOptions(Request):
 class RunUpdate(Request):
     """How a run ended, or more metadata of it; at least one of `status` and `metadata`.
 
-    With completed only, `resolveMissing` resolves what it did not report any more, and `gate` says what its verdict is
-    made by. Members of `metadata` replace those of the run, null removes one.
+    With completed only, `resolveMissing` resolves what it did not report any more, and `gate` has the options of its
+    verdict. Members of `metadata` replace those of the run, null removes one.
     """
 
     status: Literal["completed", "failed"] | None = None
@@ -3565,7 +3565,8 @@ def idle_slices(database: Database, idle_seconds: float, patience: float | None 
 def finish_run(connection: Connection, who: Principal, run: RunKey, update: RunUpdate) -> None:
     """Complete or fail a run, judge a completed one, and store more metadata; the same status again changes nothing.
 
-    :raises RunFinished: when it ended the other way. :raises InvalidParameter: for a baseline that it cannot have.
+    :raises RunFinished: when it ended the other way. :raises ValidationFailed: for a baseline that it cannot have, or
+        when the metadata get too large.
     """
     if update.status and run.status == "running":
         if update.resolve_missing:
@@ -3868,9 +3869,9 @@ def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
 
 
 def missing_from(connection: Connection, client_id: str, run: RunKey) -> Condition:
-    """Return the condition that a finding of a run's type and target is known to its line, and not reported by it.
+    """Return the condition for missing findings: known to a run's line, and reported neither by it nor by a later run.
 
-    Nor may a run of that line that was created later have reported it: one that ends late resolves nothing of that.
+    Later runs are those of that line that were created after it: an older run that ends late closes nothing of them.
     The main line knows what runs of it have reported; a branch knows that, and what its own runs have.
     """
     branch = find_branch_of_run(connection, client_id, run)
@@ -3982,9 +3983,7 @@ class NewTask(Struct, gc=False):
     identity: str | None = None  # of which the external id is made, with a number where there are several
     place: tuple[str, int, int] = ("", 0, 0)  # path, line and column, which distinguish them
     twin_of: str | None = None  # the external id of the first of these, where this is another one
-    known_as: str | None = (
-        None  # that of the finding that it is about, "" for a new one, where that was matched by place
-    )
+    known_as: str | None = None  # if matched by place, the external id of the stored finding, "" for a new one
 
     @property
     def words(self) -> str:

@@ -663,7 +663,7 @@ def read_documents(
         with usable(document.name):
             if document in changed:
                 read_again(document)
-            if formats.tell_unchecked(document.log, document.parsed):
+            if formats.add_unchecked(document.log, document.parsed):
                 read_again(document)
         yield document
 
@@ -698,7 +698,7 @@ def read_parts(
     """Return the parts of a scan, each of which is sent in a run of its own.
 
     :param project_type: of all results together; without it, each tool and category has a run.
-    :param told: whether each decision is printed; None if all were printed before.
+    :param told: whether to print each decision; None prints nothing, as all was printed before.
     :param has_source: whether `--source` is given already.
     :raises BadInput: if a document is too large, or has a number that cannot be written again.
     """

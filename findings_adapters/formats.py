@@ -283,22 +283,20 @@ def route_of(there: SplitResult) -> str:
     return there.fragment if there.fragment.startswith(("/", "!")) else ""
 
 
+def page_key(there: SplitResult) -> tuple[str, int | None, str, str]:
+    """Return the parts of an address that all addresses of its page share. :raises ValueError: for a broken port."""
+    port = None if there.port in DEFAULT_PORTS else there.port
+    return (there.hostname or "").removeprefix("www."), port, there.path.rstrip("/"), route_of(there).strip("!/")
+
+
 def is_same_page(wanted: str, final: str) -> bool:
     """Return whether an address may be of the page that was asked for, which may get a scheme, www. and a query."""
     try:
         asked, there = urlsplit(wanted), urlsplit(final)
-        one, other = (
-            (
-                (each.hostname or "").removeprefix("www."),
-                None if each.port in DEFAULT_PORTS else each.port,
-                each.path.rstrip("/"),
-                route_of(each).strip("!/"),
-            )
-            for each in (asked, there)
-        )
+        is_same = page_key(asked) == page_key(there)
     except ValueError:
         return wanted == final
-    return one == other and {*asked.query.split("&")} - {""} <= {*there.query.split("&")}
+    return is_same and {*asked.query.split("&")} - {""} <= {*there.query.split("&")}
 
 
 def lighthouse(report: Row) -> Iterator[Finding]:
@@ -509,7 +507,7 @@ def junit(tests: ElementTree.Element) -> Iterator[Finding]:
 def uncounted(tests: ElementTree.Element) -> Iterator[Finding]:
     """Yield a finding for each error outside of a case, and for failures that no case of a suite shows.
 
-    It has no place, as those of cases do not lie in the suite.
+    It names no place: the findings of a suite's cases have other locations than the suite.
     """
     shown = dict[ElementTree.Element, int]()
     for each in reversed([*tests.iter()]):  # inner ones come first
@@ -523,7 +521,7 @@ def uncounted(tests: ElementTree.Element) -> Iterator[Finding]:
                 count += 1
             told = sum(int(number) for key in ("errors", "failures") if (number := each.get(key, "")).isdecimal())
             if told > count:
-                reasons.append(f"{told - count:,} failures that the report counts and does not show")
+                reasons.append(f"failures that the report counts and does not show: {told - count:,}")
                 count = told
         for reason in reasons:
             yield unchecked(": ".join(filter(None, (name, reason))), mark=name)
@@ -777,7 +775,7 @@ def form_of(name: str, document: Any) -> Known | None:
     details = (error.get("code"), error.get("summary")) if isinstance(error, dict) else (error,)
     reasons = [each for each in (first.get("message"), *details) if isinstance(each, str) and each]
     if reasons and "error" in first:
-        raise refusal(f"tells of an error: {': '.join(reasons)}")
+        raise refusal(f"reports an error: {': '.join(reasons)}")
     raise refusal(f"is of no known format; {ACCEPTED}")
 
 
@@ -836,10 +834,10 @@ def as_sarif(
     return msgspec.json.encode(log), False
 
 
-def tell_unchecked(log: dict[str, Any], parsed: heart.Parsed) -> bool:
-    """Write into a SARIF document, as results, what it says was not checked, so that it can be sent in parts.
+def add_unchecked(log: dict[str, Any], parsed: heart.Parsed) -> bool:
+    """Add the `not-checked` findings of a SARIF document to its results, so that it can be sent in parts.
 
-    Return whether anything is not as it was.
+    Return whether there are any. The document says nothing more of what failed then.
     """
     is_partial = False
     for report, (_, pointer) in zip(parsed.reports, parsed.extensions, strict=True):

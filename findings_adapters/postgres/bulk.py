@@ -99,7 +99,7 @@ def server_source(database: store.PostgresDatabase) -> Iterator[ServerPlace]:
 
 @contextmanager
 def server_target(database: store.PostgresDatabase, tables: Sequence[Table]) -> Iterator[ServerTarget]:
-    """Give a new database, or one with an empty schema, in which all is committed in the end, unless that fails."""
+    """Open a new database, or an empty schema of one, and commit everything at the end unless the block fails."""
     with connected(database) as link:
         yield ServerTarget(database, link, tables)
         link.run("COMMIT")

@@ -104,7 +104,7 @@ class Place:
 
 
 class Target(Place):
-    """Where rows are stored, all or none: until who gives it keeps them, nobody sees any."""
+    """The target of a copy, whose rows other connections see only once it is committed."""
 
     statements: Sequence[str]  # that make the schema
 
@@ -188,7 +188,7 @@ def file_source(database: heart.SQLiteDatabase) -> Iterator[Place]:
 
 @contextmanager
 def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iterator[FileTarget]:
-    """Give a new file, which takes its place in the end; where that fails, nothing is left of it."""
+    """Open a new file, which is moved to its place at the end, or removed if the block fails."""
     path = database.settings.db
     require_new(path, tables)
     with backup.new_file(path) as partial:
@@ -202,7 +202,7 @@ def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iter
 
 
 def ends_at(database: heart.Database) -> tuple[Callable[..., Opened[Place]], Callable[..., Opened[Target]]]:
-    """Return what gives that which is in a database now, and a new one, which is kept unless what is done fails."""
+    """Return the functions that open the source of a copy and its target."""
     if isinstance(database, heart.SQLiteDatabase):
         return file_source, file_target
     from findings_adapters.postgres import bulk

@@ -836,7 +836,7 @@ class RunReading:
                 yield FAILED, f"invocations/{place}/executionSuccessful"
 
     def read_results(self) -> None:
-        """Take every result as a finding, and what was not looked at as one for each place."""
+        """Add a finding for each result, and one for each place that was not checked."""
         reports = self.reading.parsed.reports
         first = len(reports)
         for number, raw in enumerate(self.results):

@@ -23,7 +23,7 @@ Place = tuple[str, int]  # a path and a line
 NUMBERED = re.compile("[0-9a-f]{40}-[0-9]+")  # the external id of a twin
 LOCATION = re.compile(r"(?s)(.*?)(?::([0-9]{1,9}))?")
 ELSEWHERE = 1_000_000  # lines from one file to another
-MOST_CELLS = 200_000  # of a table of distances, for 0.1 s; beyond them places are matched in their order
+MOST_CELLS = 200_000  # of a table of distances, for 0.1 s; beyond them each place gets the nearest that is left
 
 
 def nearest(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
