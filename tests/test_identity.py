@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from test_sarif import RENAMES, TARGET, at, bring, done, ids_of, log_of, log_with, named, result, run_of, send, tasks_of
 
+from findings_adapters.sarif import twins
 from findings_adapters.sarif.identities import IDENTITY, OURS
 from findings_adapters.sarif.reading import FOLDER
-from findings_adapters.sarif.twins import matched, nearest
+from findings_adapters.sarif.twins import distance, matched, nearest
 from tests.support import Client, cases
 
 # Which results are one finding
@@ -240,24 +241,47 @@ def test_the_nearest_are_those_with_the_least_sum_of_distances() -> None:
     assert matched([("a", 2)] * 2, [("a", 1)] * 2) == {0: 0, 1: 1}  # two in one line keep their order
 
 
-def test_more_twins_than_a_table_has_room_for_are_matched_to_the_nearest_in_order() -> None:
+def test_more_twins_than_a_table_has_room_for_are_matched_to_the_nearest_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = list[Any]()
+    monkeypatch.setattr(twins, "distance", lambda *places: compared.append(places) or distance(*places))
     half = [("a", 10 * number + 1) for number in range(1500, 3000)]
     assert nearest(half, [("a", 10 * number) for number in range(3000)]) == [*range(1500, 3000)]
+    assert len(compared) <= 2 * len(half)
 
 
-def test_a_title_decides_which_finding_an_old_id_without_message_names(client: Client) -> None:
+@pytest.mark.parametrize("text", ["SQL injection", "A weak hash"])
+def test_a_title_decides_which_finding_an_old_id_without_message_names(client: Client, text: str) -> None:
     client.register("web")
     old, place = "ca430f5796991d400512577bb216bd7ab28352f9", [at("src/a.py", 3)]
     known = client.add(client.start(targetUrl=TARGET), externalId=old, title="Line 7 is too long")
     client.triage(known, "dismissed")
-    for text, result_of in (("SQL injection", "created"), ("Line 8 is too long", "updated")):
-        document = log_with(result(locations=place, message={"text": text}))
-        assert bring(client, document)["tasks"][0]["result"] == result_of
-    both = log_with(
-        *(result(locations=place, message={"text": text}) for text in ("SQL injection", "Line 9 is too long"))
-    )
-    assert {each["status"] for each in bring(client, both)["tasks"]} == {"open", "dismissed"}
-    assert client.read(f"tasks/{known}")["title"] == "Line 9 is too long"
+    other, same = (result(locations=place, message={"text": each}) for each in (text, "Line 8 is too long"))
+    for results in ([other, same], [same, other]):
+        told = bring(client, log_with(*results))["tasks"]
+        assert {each["id"]: each["status"] for each in told}[known] == "dismissed"
+        assert {each["status"] for each in told} == {"open", "dismissed"}
+        assert client.read(f"tasks/{known}")["title"] == "Line 8 is too long"
+
+
+def test_an_old_id_without_message_names_no_finding_of_another_title(client: Client) -> None:
+    client.register("web")
+    old = "ca430f5796991d400512577bb216bd7ab28352f9"
+    client.add(client.start(targetUrl=TARGET), externalId=old, title="Line 7 is too long")
+    other = log_with(result(locations=[at("src/a.py", 3)], message={"text": "SQL injection"}))
+    assert bring(client, other)["tasks"][0]["result"] == "created"
+
+
+@pytest.mark.parametrize("added", ["ab", "ba", "xy", "yx"])
+def test_of_two_with_a_shared_former_fingerprint_the_nearest_is_the_known_one(client: Client, added: str) -> None:
+    bring(client, log_with(result(locations=[at("a.py", 10, "f()")], **marks(v2="same"))))
+    known = stored(client)[10]
+    client.triage(known, "dismissed")
+    places = [[at("a.py", line, "f()")] for line in (10, 300)]
+    marked = (result(locations=place, **marks(v1=v1, v2="same")) for place, v1 in zip(places, added, strict=True))
+    bring(client, log_with(*marked))
+    assert stored(client)[10] == known
 
 
 @pytest.mark.parametrize("drops", [True, False])
