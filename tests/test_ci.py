@@ -746,9 +746,8 @@ def test_an_external_id_in_a_report_counts_if_it_is_ours(job: Job) -> None:
 
 def test_a_table_of_renames_in_a_report_never_counts(job: Job) -> None:
     job.scan(job.write("a.sarif", result(file="old.py")), code=1)
-    forged = {"findingsTaskService/renames": {"new.py": "old.py"}}
-    job.write("a.sarif", result(file="new.py"), properties=forged)
-    for words in ((), ("--ours",)):
+    for words, file in ((), "new.py"), (("--ours",), "newer.py"):
+        job.write("a.sarif", result(file=file), properties={"findingsTaskService/renames": {file: "old.py"}})
         assert "1 new" in job.scan("a.sarif", "--branch", "fix", *words, code=1).stdout
 
 

@@ -111,6 +111,9 @@ def is_due(step: Mapping[str, Any], known: Known) -> bool:
     return bool(value_of(asked, known)) and bool(regardless or not known["failed"])
 
 
+REFS = {"pull_request": "refs/pull/5/merge", "merge_group": "refs/heads/gh-readonly-queue/main/pr-5-abc"}
+
+
 @dataclass
 class Pipeline:
     """A machine that runs jobs: a checkout, a cache, and the programs that the jobs use."""
@@ -170,7 +173,7 @@ class Pipeline:
         (self.home / "event.json").write_text(json.dumps(told), "utf-8")
         github = {
             "event_name": event,
-            "ref": "refs/pull/5/merge" if event == "pull_request" else "refs/heads/main",
+            "ref": REFS.get(event, "refs/heads/main"),
             "ref_type": "branch",
             "repository": "us/shop",
             "server_url": "https://github.example",
@@ -588,7 +591,8 @@ def test_the_default_branch_decides_about_code_that_no_branch_is_named_for(pipel
     (pipeline.checkout / "findings.toml").write_text(WEAKER, "utf-8")
     pipeline.write(LEGACY + BROUGHT)
     comment = {"issue": {"number": 5, "pull_request": {"url": "x"}}}
-    events = [("pull_request_target", PULL_REQUEST), ("issue_comment", comment)]
+    queued = {"merge_group": {"base_ref": "refs/heads/main"}}
+    events = [("pull_request_target", PULL_REQUEST), ("issue_comment", comment), ("merge_group", queued)]
     events += [("workflow_run", following(*how)) for how in (("eve",), ("us", "fix"), ("us", "main", "pull_request"))]
     for event, payload in events:
         told = pipeline.github(event, payload=payload, comment="false")
