@@ -625,12 +625,14 @@ def start_process(line: list[str], db: Path, until: str = r"curl .*\n", cwd: Pat
         else:
             process = subprocess.Popen(line, stderr=sink, stdout=sink, cwd=cwd, env=environment(**env))
     deadline = time.monotonic() + PATIENCE
+    has_ended = False  # before the log was read: a server that ends says why last
     while not re.search(until, said := log.read_text("utf-8")):
-        if process.poll() is not None or time.monotonic() > deadline:
+        if has_ended or time.monotonic() > deadline:
             process.kill()
             process.wait(PATIENCE)
             pytest.fail(f"the server did not start: {said}")
         time.sleep(0.02)
+        has_ended = process.poll() is not None
     return Server(process, db, said, log)
 
 
