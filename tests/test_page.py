@@ -561,6 +561,7 @@ def test_the_overview_counts_and_leads_to_what_it_counts(person: Person, finding
     for branch, criticals in (("Main line", ["3", "1"]), ("a/b, c", ["2", "1"]), ("Main line", ["3", "1"])):
         person.page.locator("select", has_text="Main line").select_option(branch)
         person.expect("table.bars tr:has-text('Critical') .number").to_have_text(criticals)
+        person.misses(".card[aria-busy=true]")
         person.sees(criticals[0], ".figures strong")
         assert heed_links(person, findings, ".figures a, .bars .number a") == 3 + 2 * 5 + 2 + 2
     assert person.place == f"#/overview?projectType={findings.type}"

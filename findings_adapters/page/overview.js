@@ -61,13 +61,15 @@ export function Overview({ query }) {
 }
 
 const Card = ({ title, wide, from, children }) => html`
-	<section class="card ${wide ? "wide" : ""}">
+	<section class="card ${wide ? "wide" : ""}" aria-busy=${from.loading}>
 		<h2>${title}</h2><${Loaded} from=${from} what=${title.toLowerCase()}>${children}<//>
 	</section>`;
 
-const Figure = ({ name, list }) => html`
-	<li class="card"><${Loaded} from=${useAnswer("tasks", { ...list, limit: 1 })} what=${name.toLowerCase()}>
+function Figure({ name, list }) {
+	const tasks = useAnswer("tasks", { ...list, limit: 1 });
+	return html`<li class="card" aria-busy=${tasks.loading}><${Loaded} from=${tasks} what=${name.toLowerCase()}>
 		${({ total }) => html`<a href=${toFindings(list)}><strong>${number(total)}</strong> ${name}</a>`}<//></li>`;
+}
 
 const Oldest = ({ list }) => html`
 	<${Card} title="Oldest criticals" from=${useAnswer("tasks", { ...list, limit: MOST - 1 })}>
