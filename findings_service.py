@@ -4740,7 +4740,7 @@ def read_model(model: type[Checked], text: bytes) -> Checked:
 class Parsed(Struct):
     """The tasks of a submission, as they will be stored, and their extensions with pointers, to be checked.
 
-    `complete` is false when there was no time to look for every problem. `number` is what gives reports of the same
+    `complete` is false if the time was over before all problems were found. `number` is what gives reports of the same
     identity their external ids, as `submit_reports` takes it.
     """
 
@@ -5018,7 +5018,7 @@ class FreeForm(Struct, frozen=True):
     nul: bool = False
 
     def problems(self, raw: Raw, settings: Settings | None = None) -> list[Problem]:
-        """Tell what is wrong with the member by itself."""
+        """Return the problems of the member alone."""
         try:
             self.read(raw, settings)
         except ValidationFailed as error:

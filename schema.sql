@@ -92,8 +92,8 @@ CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE s
 -- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
 -- or another sighting never rewrites a screenshot. `branch` is '' once a run of the main line has reported the task,
 -- else the branch that reported it first. `reason` is why a finished one is that, `assignee` who sees to it. `tags` is a
--- JSON array, NULL where there is none. Of a decided one, somebody has changed the status or the reason. One of several
--- twins, which differ by their place alone, has the external id of the first as `twin_of`, and this with a number as its own.
+-- JSON array, or NULL. `is_decided` is 1 once somebody has changed the status or the reason. Twins are findings that differ
+-- only in their places: the first has their external id, and each of the others that id with a number, and the id as `twin_of`.
 CREATE TABLE IF NOT EXISTS tasks (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,

@@ -602,7 +602,7 @@ def require_size(name: str, text: bytes, most: int) -> None:
         raise BadInput(f"{name} is over {most:,} bytes: {advice}")
 
 
-TOLD_PROBLEMS = 3  # of a document
+LISTED_PROBLEMS = 3  # of a document
 
 
 @contextmanager
@@ -612,8 +612,8 @@ def usable(name: str) -> Iterator[None]:
         yield
     except heart.ServiceError as error:
         problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
-        told = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:TOLD_PROBLEMS])
-        message = f"{name}: {told}".lstrip(": ") if told else f"{name} is not a SARIF document: {error}"
+        reasons = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:LISTED_PROBLEMS])
+        message = f"{name}: {reasons}".lstrip(": ") if reasons else f"{name} is not a SARIF document: {error}"
         raise BadInput(message) from None
     except RecursionError:
         raise BadInput(f"{name} is nested too deeply: have the scanner write less at once") from None
@@ -692,13 +692,13 @@ def read_parts(
     documents: Iterable[Scanned],
     project_type: str | None,
     *,
-    told: bool | None = None,
+    explain: bool | None = None,
     has_source: bool = False,
 ) -> list[Prepared]:
     """Return the parts of a scan, each of which is sent in a run of its own.
 
     :param project_type: of all results together; without it, each tool and category has a run.
-    :param told: whether to print each decision; None prints nothing, as all was printed before.
+    :param explain: whether to print each decision; None prints nothing, because the caller has printed all before.
     :param has_source: whether `--source` is given already.
     :raises BadInput: if a document is too large, or has a number that cannot be written again.
     """
@@ -707,8 +707,8 @@ def read_parts(
         parts = prepare(decider, documents, by_tool=not project_type, most=most)
     except ValueError as error:  # a number such as 1e999
         raise BadInput(str(error)) from None
-    if told is not None:
-        tell_decisions(decider, told=told, has_source=has_source)
+    if explain is not None:
+        print_decisions(decider, explain=explain, has_source=has_source)
     for document in itertools.chain.from_iterable(each.documents for each in parts.values()):
         require_size(document.name, document.text, most)
     for name, tool in ({project_type: ""} if project_type else types_of(parts)).items():
@@ -716,9 +716,9 @@ def read_parts(
     return [*parts.values()]
 
 
-def tell_decisions(decider: Decider, *, told: bool, has_source: bool) -> None:
-    """Note what was decided about findings."""
-    for line in decider.explained if told else ():
+def print_decisions(decider: Decider, *, explain: bool, has_source: bool) -> None:
+    """Print what was decided about findings."""
+    for line in decider.explained if explain else ():
         note(line)
     if decider.ready:
         tools = ", ".join(sorted(decider.ready))
@@ -821,10 +821,10 @@ def renames_since_runs(runs: Iterable[heart.Run], folder: Path) -> dict[str, str
     """Return the files that were renamed since the commits of some runs, with their earlier paths."""
     renames = dict[str, str]()
     for commit in dict.fromkeys(filter(None, map(commit_of, runs))):
-        told = renames_since(folder, commit)
-        if told is None:
+        found = renames_since(folder, commit)
+        if found is None:
             note(f"Note: git does not have the baseline's commit {commit}, so that renamed files are not followed.")
-        renames |= told or {}
+        renames |= found or {}
     return renames
 
 
@@ -1040,7 +1040,7 @@ def scan(
         if place.proposed:
             require_out_of_reach(files, "" if url else db, folder)
         read = partial(read_documents, files, source, ours=ours)
-        parts = read_parts(config, read(), project_type, told=explain, has_source=bool(source))
+        parts = read_parts(config, read(), project_type, explain=explain, has_source=bool(source))
         spots = [each.spot for part in parts for document in part.documents for each in document.findings]
         note_absolute_paths(spots)
         with service_at(url, db, new=True) as service:

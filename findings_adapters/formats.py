@@ -309,8 +309,8 @@ def lighthouse(report: Row) -> Iterator[Finding]:
         raise refusal(f"Lighthouse failed: {error['message'] or error['code'] or 'it ran no category'}")
     wanted, final = report["requestedUrl"], final_url(report)
     if wanted and not is_same_page(wanted, final):
-        told = f"{final}, which is another page" if final else "a page that the report does not name"
-        yield unchecked(f"{wanted} led to {told}", page=wanted)
+        shown = f"{final}, which is another page" if final else "a page that the report does not name"
+        yield unchecked(f"{wanted} led to {shown}", page=wanted)
     for warning in filter(CUT_SHORT.search, report.texts("runWarnings")):
         yield unchecked(warning, page=final)
     groups, counted = defaultdict[str, list[str]](list), set[str]()
@@ -477,8 +477,8 @@ class Tests(Struct):
     def require_some(self) -> None:
         """Check that a test was run. :raises ValidationFailed: if all were skipped, or ended with an error."""
         if self.files and not self.run:
-            told = f"nothing but errors: {self.error}" if self.error else "no test was run"
-            raise refusal(f"{', '.join(self.files)}: {told}")
+            reason = f"nothing but errors: {self.error}" if self.error else "no test was run"
+            raise refusal(f"{', '.join(self.files)}: {reason}")
 
 
 def junit(tests: ElementTree.Element) -> Iterator[Finding]:
@@ -519,10 +519,10 @@ def uncounted(tests: ElementTree.Element) -> Iterator[Finding]:
                 said = error.get("message") or "".join(error.itertext()).strip() or "an error without a message"
                 reasons.append(said)
                 count += 1
-            told = sum(int(number) for key in ("errors", "failures") if (number := each.get(key, "")).isdecimal())
-            if told > count:
-                reasons.append(f"failures that the report counts and does not show: {told - count:,}")
-                count = told
+            total = sum(int(number) for key in ("errors", "failures") if (number := each.get(key, "")).isdecimal())
+            if total > count:
+                reasons.append(f"failures that the report counts and does not show: {total - count:,}")
+                count = total
         for reason in reasons:
             yield unchecked(": ".join(filter(None, (name, reason))), mark=name)
         shown[each] = count
@@ -759,8 +759,8 @@ def form_of(name: str, document: Any) -> Known | None:
         named = [each for tool, each in empty.items() if tool in Path(name).name.lower()]
         if len(named) == 1:
             return named[0]
-        told = msgspec.json.encode(document).decode()
-        raise refusal(f"{told} does not name the tool that found nothing; name the file after it: {' or '.join(empty)}")
+        text = msgspec.json.encode(document).decode()
+        raise refusal(f"{text} does not name the tool that found nothing; name the file after it: {' or '.join(empty)}")
     if form := next((each for each in KNOWN if each.fits(objects)), None):
         return form
     first = objects[0] if isinstance(objects[0], dict) else {}

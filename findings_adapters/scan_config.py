@@ -536,8 +536,8 @@ class Decider:
         try:
             checked = self.check(path) if path else None
         except TimeoutError:
-            told = "; ".join(f'{where} "{pattern}"' for pattern, where in self.config.patterns)
-            raise heart.ConfigurationError(f"{told}: took too long on {path}; use patterns with fewer *") from None
+            patterns = "; ".join(f'{where} "{pattern}"' for pattern, where in self.config.patterns)
+            raise heart.ConfigurationError(f"{patterns}: took too long on {path}; use patterns with fewer *") from None
         if not checked or not checked.include or checked.index is None:
             return ""
         pattern, where = self.config.patterns[checked.index]

@@ -17,7 +17,7 @@ OTHERS_SHARE = 0.2  # of that time, for each further batch
 def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
     """Check the extensions against a project type's schema, and leave out the members that it does not admit.
 
-    This is done in lots of the size of a batch, so that the problems of one lot at a time take memory.
+    One group of at most `max_batch` tasks is checked at a time, so that only the problems of one group take memory.
 
     :raises ExtensionCheckTimeout: when the time was not enough.
     """
