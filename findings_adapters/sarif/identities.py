@@ -56,7 +56,7 @@ def by_value(name: str) -> list[tuple[int, str]]:
     return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name)]
 
 
-# Keys of partial fingerprints that change with what a finding is not: who wrote it when, and in which column it is.
+# Words in the names of partial fingerprints that depend on a commit, an author, a date or a column; these are ignored.
 VOLATILE = {"author", "column", "commit", "date", "email", "revision", "sha", "time", "timestamp"}
 WORD = re.compile("[A-Z]?[a-z]+[0-9]*|[A-Z]+[0-9]*")  # of a name such as primaryLocationLineHash
 LINE_HASH = "primaryLocationLineHash"  # GitHub's, which comes before others
@@ -72,7 +72,7 @@ NUMBER = re.compile("[0-9]+")
 # Counters that a page's framework generates anew each time: those of React, and of others after their names.
 GENERATED = re.compile(
     r"(?<=[\"'#=\s\\-]:r)[0-9a-z]+(?=\\?:)|(?<=«r)[0-9a-z]+(?=»)|(?<=_r_)[0-9a-z]+(?=_)"
-    r"|\b((?:cdk|mat|headlessui|react-aria|react-select|select2)-(?:[a-z]+-)*|"
+    r"|\b((?:cdk|mat|headlessui|react-aria|react-select|select2)-(?:[a-z]{1,30}-){0,5}|"  # bounded, or quadratic
     "(?:downshift|ext-gen|gwt-uid|mui|radix|ui-id)-?|dijit_[A-Za-z_]+_|ember|j_idt|yui_)[0-9]+"
 )
 MARKUP = re.compile("[#>]")  # in a selector, and hardly in a path
@@ -102,7 +102,7 @@ Facts = tuple[Any, ...]
 
 
 def facts_of(result: Result, place: Place, message: str) -> tuple[list[Facts], Facts]:
-    """Return the values that identify a result within its rule, most lasting first, and those of the old algorithm."""
+    """Return the candidate keys of a result within its rule, most stable first, and that before schema version 12."""
     _, first = place.code[0] if place.code else (None, "")
     where, code = place.path or place.name, " ".join(first[:SNIPPET].split())
     if marks := marks_of(result.fingerprints):
@@ -131,7 +131,7 @@ def identities_of(result: Result, tool: str, rule_id: str, places: Sequence[Plac
     else. Of several fingerprints each makes one, so that a tool may add one or leave one out.
 
     :param places: where it is, and then where it may have been.
-    :param message: where that may count.
+    :param message: identifies the result if it has neither fingerprint nor code; "" if it must not.
     """
 
     def hashed(facts: Facts) -> str:
