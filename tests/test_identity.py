@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import timeit
+from functools import partial as bound
 from typing import Any
 
 import pytest
-from test_sarif import RENAMES, TARGET, at, bring, done, ids_of, log_of, log_with, named, result, run_of, send, tasks_of
+from test_sarif import (
+    RENAMES,
+    TARGET,
+    at,
+    bring,
+    bytes_of,
+    done,
+    ids_of,
+    log_of,
+    log_with,
+    named,
+    parse,
+    result,
+    run_of,
+    send,
+    tasks_of,
+)
 
 from findings_adapters.sarif import twins
 from findings_adapters.sarif.identities import IDENTITY, OURS
@@ -234,10 +252,37 @@ def test_twins_of_a_renamed_file_are_matched_by_their_lines(client: Client) -> N
     assert done(bring(client, lines(10, 50)))[0] == 0  # and back
 
 
+def test_a_twin_that_is_gone_takes_no_place_of_one_that_was_there_last(client: Client) -> None:
+    bring(client, lines(10, 50))
+    known = stored(client)
+    client.triage(known[50], "dismissed")
+    bring(client, lines(50))
+    told = bring(client, lines(50, 99))["tasks"]
+    assert [(each["id"], each["status"]) for each in told] == [(known[50], "dismissed"), (known[10], "open")]
+
+
+def test_a_twin_of_another_branch_takes_no_place_of_the_main_lines(client: Client) -> None:
+    bring(client, lines(50))
+    known = stored(client)
+    client.triage(known[50], "dismissed")
+    assert done(bring(client, lines(5, 50), branch="one")) == (1, 0, 0, 1)
+    for branch in ("two", None):
+        told = bring(client, lines(50, 99), branch=branch)["tasks"]
+        assert (told[0]["id"], told[0]["status"]) == (known[50], "dismissed")
+
+
+def test_generated_ids_are_replaced_in_linear_time() -> None:
+    def took(length: int) -> float:
+        page = log_with(result(**in_html("<" + "mat-" * length)))
+        return min(timeit.repeat(bound(parse, bytes_of(page)), number=1, repeat=3))
+
+    assert took(32_000) < 30 * took(4_000)  # of a quadratic one, 64 times
+
+
 def test_the_nearest_are_those_with_the_least_sum_of_distances() -> None:
     few, many = [("a", 10), ("a", 20), ("a", 30)], [("a", n) for n in (1, 12, 19, 21, 40)]
     assert nearest(few, many) == [1, 2, 3]
-    assert matched([("a", 5), ("b", 5)], [("b", 6), ("a", 100)]) == {0: 1, 1: 0}
+    assert matched([("a", 5), ("b", 5)], [("a", 100), ("b", 6)]) == {0: 0, 1: 1}
     assert matched([("a", 2)] * 2, [("a", 1)] * 2) == {0: 0, 1: 1}  # two in one line keep their order
 
 

@@ -110,10 +110,10 @@ def send(client: Client, run: str, document: Any, **headers: str) -> Any:
     return client.post(path, data=bytes_of(document), content_type=SARIF, headers=headers)
 
 
-def bring(client: Client, document: Any, project_type: str = "web") -> dict[str, Any]:
+def bring(client: Client, document: Any, project_type: str = "web", branch: str | None = None) -> dict[str, Any]:
     """Submit a document to a run of its own, which is finished then, and return what it did."""
     client.register(project_type)
-    run = client.start(project_type, targetUrl=TARGET)
+    run = client.start(project_type, targetUrl=TARGET, branch=branch)
     response = send(client, run, document)
     assert response.status_code in (200, 201), response.json
     client.finish(run)
@@ -1134,7 +1134,7 @@ def test_scan_reads_a_document_that_the_service_takes_in_parts(tmp_path: Path) -
     path.write_bytes(bytes_of(log_with(*results, rules=[{"id": "R", **FULL_TEXT}])))
     assert parse(path.read_bytes()).problems
     documents = ci.read_documents([str(path)], None)
-    parts = ci.prepare(ci.Decider(ci.Config()), documents, by_tool=False, most=MOST)[""].documents
+    parts = ci.prepare(ci.Decider(ci.Config()), documents, by_tool=False, most=MOST)["", ""].documents
     stored = [parse(each.text) for each in parts]
     assert [each.problems for each in stored] == [[]] * len(parts)
     assert sum(len(each.reports) for each in stored) == 9000

@@ -27,14 +27,15 @@ MOST_CELLS = 200_000  # of a table of distances, for 0.1 s; beyond them each pla
 
 
 def nearest(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
-    """Match each of a few places to one of as many or more, with the least sum of distances in lines.
+    """Return for each of `few` the index of its match in `many`, so that the sum of distances in lines is least.
 
-    Both are sorted, and so is the result: the indexes of the matched places.
+    Both must be sorted, and `many` must be at least as long. The indexes rise.
     """
     spare = len(many) - len(few)
     if len(few) * (spare + 1) > MOST_CELLS:
         return nearest_each(few, many)
-    # best[k] is the least sum for the places so far with k of the many skipped; steps hold the choices for it.
+    # Dynamic programming: best[k] is the least sum so far if k of `many` are skipped. steps[n][k] is how many of them
+    # are skipped before place n, to trace the way back.
     best, steps = [0] * (spare + 1), list[list[int]]()
     for number, place in enumerate(few):
         reached, came = list[int](), list[int]()
@@ -73,21 +74,25 @@ def distance(one: Place, other: Place) -> int:
 
 
 def matched(places: Sequence[Place], stored: Sequence[Place]) -> dict[int, int]:
-    """Match places to stored ones in the order of both, and return their indexes."""
+    """Match sorted places to sorted stored ones, and return their indexes."""
     if len(places) > len(stored):
         return {place: twin for twin, place in matched(stored, places).items()}
-    ours, theirs = (sorted(range(len(each)), key=each.__getitem__) for each in (places, stored))
-    own = nearest([places[each] for each in ours], [stored[each] for each in theirs])
-    return {each: theirs[other] for each, other in zip(ours, own, strict=True)}
+    return dict(enumerate(nearest(places, stored)))
 
 
 class Twin(Struct):
-    """A stored twin: its external id, title and place, and whether the run has reported it already."""
+    """A stored twin; `is_reported` is whether the run has reported it already.
+
+    `branch` is the one that reported it first, None if that is another one than the run's; `last_run_id` is the last
+    run that counts for it.
+    """
 
     external_id: str
     title: str
     place: Place
     is_reported: bool
+    branch: str | None
+    last_run_id: str
 
 
 Stored = defaultdict[str, list[Twin]]
@@ -107,21 +112,26 @@ def add_twins(
     if column == KEPT:
         tables += " JOIN former_ids ON former_ids.client_id = tasks.client_id AND former_ids.task_seq = tasks.seq"
     rows = connection.execute(
-        f"""SELECT {column}, tasks.external_id, tasks.title, COALESCE(tasks.location, ''), (
+        f"""SELECT {column}, tasks.external_id, tasks.title, COALESCE(tasks.location, ''),
+                CASE WHEN tasks.branch IN ('', ?) THEN tasks.branch END, tasks.last_run_id, (
                 SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
                 AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
             FROM {tables} WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
                 AND {column} IN (SELECT value FROM json_each(?))""",
-        (by.run.seq, by.who.client_id, *by.run.type_and_target, json.dumps(asked)),
+        (by.run.branch, by.run.seq, by.who.client_id, *by.run.type_and_target, json.dumps(asked)),
     )
-    for identity, external_id, title, location, is_reported in rows:
+    for identity, external_id, title, location, branch, last_run_id, is_reported in rows:
         path, line = LOCATION.fullmatch(location).groups()  # type: ignore[union-attr]
         first = identity[:40] if NUMBERED.fullmatch(identity) else identity
-        stored[first].append(Twin(external_id, title, (path, int(line or 0)), bool(is_reported)))
+        place = path, int(line or 0)
+        stored[first].append(Twin(external_id, title, place, bool(is_reported), branch, last_run_id))
 
 
 def numbering(reports: Sequence[heart.NewTask]) -> Callable[[heart.Connection, heart.Submitting, Any], None]:
-    """Return a function that numbers the reports of a document in a transaction, which may be retried."""
+    """Return a function that sets the external ids of reports in the submission's transaction.
+
+    It may run again after a rollback, and so begins with the identities.
+    """
     former = {report.identity: report.former_ids for report in reports if report.identity}
     return lambda connection, by, _: number_reports(connection, by, reports, former)
 
@@ -155,7 +165,8 @@ def number_reports(
         ]
 
     add_twins(connection, by, stored, claimed, NUMBER_OF)
-    # The first of twins has no number, and one that this run has reported before may get a second one now.
+    # The first twin's id has no number, so that `twin_of` does not find it. If an earlier request of this run reported
+    # it, this request may add its second twin.
     asked = groups if by.run.reported else several()
     add_twins(connection, by, stored, {*asked}.union(*(names[each] for each in several())), OWN)
     many = several()
@@ -181,7 +192,7 @@ def earlier_ids(
     stored: Stored,
     kept: Stored,
 ) -> dict[Claim, str]:
-    """Return the external ids of the findings that reports without an own one were, by the nearest place.
+    """Return, for reports whose identity no stored twin has, the findings that former ids name: the nearest by place.
 
     An id by the algorithm before version 12 leaves the message out: a finding that it names has the same title.
     """
@@ -210,7 +221,7 @@ def number_group(
     """Set the external ids of one identity's reports: those of the nearest stored twins, else unused ones."""
     numbers = (f"{identity}-{count}" if count > 1 else identity for count in itertools.count(1))
     unused = (each for each in numbers if each not in taken)
-    # The first unused id may be kept with a finding: only a report of that may have it.
+    # An unused id may be the former id of a finding. Reports in `earlier` choose first, so that no other gets it.
     for spot in sorted(group, key=lambda spot: ((spot, identity) not in earlier, spot)):
         claim = spot, identity
         external_id = own.get(claim) or next(unused)
@@ -222,7 +233,9 @@ def number_group(
 def nearest_twins(claims: Iterable[Claim], twins: Iterable[Twin]) -> dict[Claim, str]:
     """Return the external ids of the stored twins by the places that match them.
 
-    A twin that this run has reported matches only the place at which it was reported.
+    A twin that this run has reported matches only the place at which it was reported. Of the others, those that were
+    there last are matched first: in the main line's latest run with any of them, and in the branch's. So the decision
+    about a twin stays with it when one that is gone, or that only another branch has, lies nearer to another place.
     """
     found, reported, left = dict[Claim, str](), defaultdict[Place, list[str]](list), list[Twin]()
     for twin in sorted(twins, key=lambda each: (len(each.external_id), each.external_id)):
@@ -230,6 +243,10 @@ def nearest_twins(claims: Iterable[Claim], twins: Iterable[Twin]) -> dict[Claim,
             reported[twin.place].append(twin.external_id)
         else:
             left.append(twin)
+    left.sort(key=lambda each: each.place)
+    latest = dict[str | None, str]()
+    for twin in left:
+        latest[twin.branch] = max(twin.last_run_id, latest.get(twin.branch, ""))
     free = list[Claim]()
     for claim in sorted(claims):
         (path, line, _), _ = claim
@@ -237,5 +254,11 @@ def nearest_twins(claims: Iterable[Claim], twins: Iterable[Twin]) -> dict[Claim,
             found[claim] = there.pop(0)
         else:
             free.append(claim)
-    pairs = matched([(path, line) for (path, line, _), _ in free], [each.place for each in left])
-    return found | {free[claim]: left[twin].external_id for claim, twin in pairs.items()}
+    lots: tuple[list[Twin], list[Twin]] = [], []
+    for twin in left:
+        lots[twin.branch is None or twin.last_run_id != latest[twin.branch]].append(twin)
+    for twins in lots:
+        pairs = matched([(path, line) for (path, line, _), _ in free], [each.place for each in twins])
+        found |= {free[claim]: twins[twin].external_id for claim, twin in pairs.items()}
+        free = [each for each in free if each not in found]
+    return found
