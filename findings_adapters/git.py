@@ -7,8 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
-# A pull request can add a folder with the files of a bare repository, whose configuration has git run a program of its
-# author's: git passes over such a folder, and asks no file system monitor.
+# A pull request can contain the files of a bare repository whose configuration runs a program of its author's. With
+# safe.bareRepository=explicit git ignores such a folder, and core.fsmonitor=false starts no monitor.
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit", "-c", "safe.directory=*")
 COMMIT = re.compile("[0-9a-fA-F]{7,64}")
 PATIENCE = 60.0  # seconds
@@ -17,7 +17,8 @@ UNTRACKED = 1  # exit code of `git ls-files --error-unmatch`; what fails has ano
 
 def run(folder: Path, *words: str) -> tuple[int | None, bytes]:
     """Run git in a folder and return its exit code, None if it is not installed or takes too long, and its output."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's are others
+    # In a hook, GIT_DIR names another repository.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         line = [*GIT, *words]
         done = subprocess.run(line, cwd=folder, env=env, capture_output=True, check=False, timeout=PATIENCE)  # noqa: S603
@@ -53,6 +54,12 @@ def is_tracked(file: Path) -> bool | None:
     paths = {file.absolute(), Path(os.path.realpath(file))}
     codes = {run(top, *words, str(path.relative_to(top)))[0] for path in paths if (top := top_of(path))}
     return 0 in codes if codes <= {0, UNTRACKED} else None
+
+
+def find_commit(folder: Path, name: str = "HEAD") -> str:
+    """Return the commit of a name such as a branch, by default the one that is checked out; "" if there is none."""
+    found = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    return os.fsdecode(found or b"").strip()
 
 
 def is_before(folder: Path, commit: str, other: str) -> bool:

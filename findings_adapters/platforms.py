@@ -17,6 +17,7 @@ from msgspec import Struct
 
 import findings_service as heart
 from findings_adapters.client import Json
+from findings_adapters.git import find_commit
 from findings_adapters.scan_config import member, text_in
 
 LONGEST_BRANCH = 255
@@ -47,7 +48,10 @@ def read_event(path: str) -> Json:
 
 
 def line_of(branch: str, default: str, lack: str = "") -> Line:
-    """Return the main line where a branch is the default one; without that, the branch is a guess, for what lacks."""
+    """Return None for the default branch, and any other branch by its name.
+
+    If the default branch is not known, also return `lack`, the reason why this is a guess.
+    """
     return (None if branch and branch == default else branch), ("" if default else lack)
 
 
@@ -78,7 +82,7 @@ def is_of_pull_request(env: Environment) -> bool:
 
 
 def is_proposed(env: Environment, event: Json, branch: str | None) -> bool:
-    """Return whether a workflow is about a proposal: one that follows another may be of the main line."""
+    """Return whether the code is a pull request's or a merge queue's; a `workflow_run` may be about the main line."""
     kind = env["GITHUB_EVENT_NAME"]
     if kind in ("merge_group", "workflow_run"):
         return branch is not None
@@ -117,7 +121,10 @@ def github_commit(env: Environment, event: Json) -> str:
     """Return the commit that a workflow is about, as far as GitHub says: GITHUB_SHA may be the default branch's."""
     if path := COMMITS.get(env["GITHUB_EVENT_NAME"]):
         return text_in(event, path)
-    return "" if is_about_pull_request(event) else env["GITHUB_SHA"]
+    if not is_about_pull_request(event):
+        return env["GITHUB_SHA"]
+    commit = find_commit(Path())  # the pull request's, if the workflow has checked it out
+    return "" if commit == env["GITHUB_SHA"] else commit
 
 
 def github_place(env: Environment) -> Place:

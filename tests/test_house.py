@@ -48,7 +48,7 @@ ARROWS = {
     "webhooks": {"events", "gate"},
     "client": {"brief", "gate"},
     "ci": {"client", "formats", "git", "marks", "platforms", "scan_config", "exports", "gate"},
-    "platforms": {"client", "scan_config"},
+    "platforms": {"client", "git", "scan_config"},
     "formats": {"marks", "sarif"},
     "scan_config": {"client", "sarif"},
     "mcp": {"client", "markdown", "serving", "me"},

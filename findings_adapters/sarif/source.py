@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 import findings_service as heart
-from findings_adapters.git import files_of
+from findings_adapters.git import files_of, top_of
 from findings_adapters.marks import cut_bytes
 from findings_adapters.sarif.reading import (
     ArtifactLocation,
@@ -66,7 +66,7 @@ class Checkout:
             return False
         if not file.is_file() or file.stat().st_size > SOURCE_FILE:
             return False
-        repository = next((each for each in file.parents if (each / ".git").exists()), None)
+        repository = top_of(file.parent)
         return repository is None or file in self.files_of(repository)
 
     def relative(self, uri: Any) -> str:
