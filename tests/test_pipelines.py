@@ -83,6 +83,7 @@ def value_of(expression: str, known: Known) -> Any:
         "cancelled": lambda: False,
         "format": lambda text, *given: text.format(*given),
         "success": lambda: not known["failed"],
+        "toJSON": json.dumps,
     }
 
     def in_python(token: re.Match[str]) -> str:
@@ -122,7 +123,7 @@ class Pipeline:
     programs: Path
     settings: dict[str, Any] = field(default_factory=dict)  # vars and secrets
     about: dict[str, str] = field(default_factory=dict)  # what GitHub tells, where it is not as ever
-    leg: int = 0  # of a matrix
+    leg: dict[str, str] | None = None  # of a matrix
     cache: dict[tuple[str, str], Path] = field(default_factory=dict)  # by paths and key, the newest one last
     env: dict[str, str] = field(default_factory=dict)
     last: int = 0
@@ -177,7 +178,7 @@ class Pipeline:
             "ref_type": "branch",
             "repository": "us/shop",
             "server_url": "https://github.example",
-            "sha": self.check_out(proposed=payload is not None),
+            "sha": self.check_out(proposed=payload is not None and "before" not in payload),
             "run_id": str(self.last),
             "run_attempt": "1",
             "actor": "octo",
@@ -188,7 +189,7 @@ class Pipeline:
         env = {f"GITHUB_{key.upper()}": value for key, value in github.items()} | self.env
         env |= {"GITHUB_ACTIONS": "true", "GITHUB_EVENT_PATH": str(self.home / "event.json")}
         known = {"github": {**github, "event": told, "token": "ghs_1"}, "failed": False, **self.settings}
-        known["strategy"] = {"job-index": self.leg}
+        known["matrix"] = self.leg
         return self._steps(job["steps"], known, env | {"RUNNER_TEMP": str(self.home)}, given)
 
     def _steps(
@@ -453,6 +454,23 @@ def test_the_workflow_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline
     assert [each[:3] for each in pipeline.known()] == [each[:3] for each in before]
 
 
+def test_a_push_follows_renamed_files_from_a_shallow_checkout(pipeline: Pipeline) -> None:
+    pipeline.github()
+    before, checkout = pipeline.git("rev-parse", "HEAD"), pipeline.checkout
+    pipeline.git("mv", "login.py", "session.py")
+    pipeline.check_out(proposed=False)
+    shutil.rmtree(checkout / ".git")
+    origin = (pipeline.home / "origin").as_uri()
+    pipeline.git("init", "--quiet")
+    pipeline.git("remote", "add", "origin", origin)
+    pipeline.git("fetch", "--quiet", "--depth=1", "origin", "main")
+    pipeline.git("update-ref", "refs/remotes/origin/main", "FETCH_HEAD")
+    pipeline.git("update-ref", "--no-deref", "HEAD", "FETCH_HEAD")
+    (checkout / ".git" / "info" / "exclude").write_text("*.sarif\n*.json\n", "utf-8")
+    told = pipeline.github(payload={"before": before})
+    assert "0 new, 3 known" in told.stdout, told.stdout + told.stderr
+
+
 def test_with_a_server_jobs_need_no_cache(pipeline: Pipeline, server: Server) -> None:
     key = server.access
     pipeline.settings = {"vars": key, "secrets": key}
@@ -519,7 +537,7 @@ def test_only_the_main_lines_database_is_kept() -> None:
 def test_each_of_a_matrix_and_each_name_has_a_database_of_its_own(pipeline: Pipeline) -> None:
     pipeline.about = {"workflow": "Test, then publish"}  # the key of a cache may have no comma
     for new in (3, 0):
-        for pipeline.leg, name in ((0, "api"), (1, "api"), (1, "web")):
+        for pipeline.leg, name in (({"python": "3.12"}, "api"), (None, "api"), (None, "web")):
             assert f"{new} new, " in pipeline.github(name=name).stdout, (pipeline.leg, name, new)
     assert os.access(pipeline.outputs["command"], os.X_OK)
     assert all("findings.db-wal" in paths for paths, _ in pipeline.cache)  # a killed job's
@@ -625,7 +643,7 @@ def test_a_proposal_is_compared_with_where_it_began(pipeline: Pipeline, platform
     assert (told.returncode, "0 new, " in told.stdout) == (0, True), told.stdout + told.stderr
 
 
-MARK = f"<!-- findings {hashlib.sha256(f'{GITHUB}/findings/0/'.encode()).hexdigest()[:32]} -->"
+MARK = f"<!-- findings {hashlib.sha256(f'{GITHUB}/findings/null/'.encode()).hexdigest()[:32]} -->"
 
 
 @dataclass
