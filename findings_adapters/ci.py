@@ -41,7 +41,7 @@ from findings_adapters.client import (
     service_options,
     stoppable,
 )
-from findings_adapters.git import is_before, is_tracked, renames_since, top_of
+from findings_adapters.git import find_commit, is_before, is_tracked, renames_since, top_of
 from findings_adapters.marks import end_of
 from findings_adapters.platforms import Place, place_of
 from findings_adapters.scan_config import (
@@ -55,6 +55,7 @@ from findings_adapters.scan_config import (
     Prepared,
     Scanned,
     Spot,
+    ToolCategory,
     Upload,
     add_marks,
     count_missing,
@@ -181,7 +182,7 @@ def place_given(branch: str | None, target: str | None, source_url: str | None) 
 # ---------------------------------------------------------------------------
 
 
-Spots = Mapping[str, Spot]  # by external id
+Spots = Mapping[str, Spot]  # by the id of the task
 Filters = Mapping[str, Any]
 
 
@@ -205,7 +206,7 @@ class Finding(Struct):
 
 def finding_at(spots: Spots, task: heart.TaskHead, *, is_new: bool = False) -> Finding:
     """Return a task as a finding where the document that was scanned has it: the main line's place may be another."""
-    spot = spots.get(task.external_id or "", Spot())
+    spot = spots.get(task.id, Spot())
     if not spot.path and (line := regex.fullmatch(r"(.+):([0-9]{1,9})", task.location or "")):
         spot = Spot(line[1], int(line[2]))
     return Finding(task, is_new, spot)
@@ -232,9 +233,10 @@ class Judged(Struct):
 
 
 class Report(Struct):
-    """A run, the gate's verdict on it, what there is in figures, and the findings to show, the worst ones first."""
+    """A run, the chosen baseline, the gate's verdict, what there is in figures, and the worst findings first."""
 
     run: heart.Run
+    baseline: str | None
     gate: Gate
     counts: str
     spots: Spots
@@ -268,14 +270,14 @@ def report_of(service: Service, judged: Judged, bar: Bar) -> Report:
     is_first = verdict.baseline is None and run.status == "completed"
     if is_first and bar.without_baseline == "pass" and not verdict.pass_:
         verdict.pass_ = True
-        verdict.reason = (
-            f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
-        )
+        passes = "passed all the same without a baseline, by --without-baseline pass"
+        verdict.reason = f"{verdict.reason.removesuffix('.')}; {passes}."
     listed, new = worst_of(service, run), {each.id: each for each in unbarred.offenders}
     shown = (new if bar.only == "new" else {}) | {each.id: each for each in listed.tasks}
     found = [finding_at(judged.spots, each, is_new=each.id in new) for each in shown.values()]
     found = sorted(found[:SHOWN], key=Finding.order)
-    return Report(run, verdict, figures_of(run, unbarred), judged.spots, found, listed.total)
+    counts = figures_of(run, unbarred)
+    return Report(run, judged.baseline, verdict, counts, judged.spots, found, listed.total)
 
 
 def standing_in(run: heart.Run) -> Filters:
@@ -378,14 +380,25 @@ def annotation(kind: str, finding: Finding) -> str:
     return f"::{kind} {','.join(listed)}::{command_text(f'{task.title}{elsewhere}')}"
 
 
+def worst_judged(service: Service, report: Report, severities: Sequence[str], only: str) -> heart.TaskPage:
+    """Return the worst findings of some severities that the gate may judge."""
+    if only != "new" or not report.baseline:
+        return worst_of(service, report.run, severity=severities, new_in=report.run.id if only == "new" else None)
+    # The filter of new findings compares with the default baseline, not with the chosen one.
+    ask = partial(service.walk, "tasks", heart.TaskPage, severity=severities, sort="severity")
+    before, now = ask(run_id=report.baseline), ask(**standing_in(report.run))
+    known = {each.id for page in before for each in page.tasks if each.rule != heart.UNCHECKED}
+    new = [each for page in now for each in page.tasks if each.id not in known]
+    return heart.TaskPage(None, SHOWN, len(new), None, new[:SHOWN])
+
+
 def workflow_commands(service: Service, reports: Sequence[Report], only: str) -> Iterator[str]:
     """Give the workflow commands for the worst findings of all reports, and a line for those that GitHub would drop."""
     more = 0
     for kind, severities in ANNOTATIONS.items():
         found = list[Finding]()
         for report in reports:
-            new_in = report.run.id if only == "new" else None
-            listed = worst_of(service, report.run, severity=severities, new_in=new_in)
+            listed = worst_judged(service, report, severities, only)
             found += (finding_at(report.spots, each) for each in listed.tasks)
             more += listed.total
         shown = sorted(found, key=Finding.order)[:MOST_ANNOTATIONS]
@@ -553,13 +566,16 @@ def files_of(names: Iterable[str]) -> list[str]:
     """
     files = dict[str, None]()
     for name in names:
+        if not name:
+            raise BadInput("the name of a file is empty: say where the scanner wrote")
         path = Path(name)
         if not PATTERN.search(name) or path.exists():
             files[name] = None
             continue
         folder = Path(path.anchor)
         try:
-            found = [str(each) for each in folder.glob(str(path.relative_to(folder))) if each.is_file()]
+            pattern = f"{path.relative_to(folder)}{'/*' if path.name == '**' else ''}"  # ** is folders before 3.13
+            found = [str(each) for each in folder.glob(pattern) if each.is_file()]
         except ValueError as error:
             raise BadInput(f"{name}: {error}") from None
         if "/." not in f"/{name}":
@@ -570,7 +586,7 @@ def files_of(names: Iterable[str]) -> list[str]:
     return [*files]
 
 
-XML_DECLARATION = regex.compile(r"\s*<\?xml[^>]*\?>")  # it names an encoding
+XML_DECLARATION = regex.compile(r"\A\s*<\?xml[^>]*\?>")  # it names an encoding
 
 
 def read_document(name: str, most: int) -> bytes:
@@ -648,10 +664,10 @@ def read_documents(
 
     for name in names:
         with usable(name):
-            text, is_sarif = formats.as_sarif(name, read_document(name, most), source, most, tests, renames)
+            text, by_message = formats.as_sarif(name, read_document(name, most), source, most, tests, renames)
             parsed = formats.parse_any_weight(text, settings)
-            document = Scanned(name, text, json.loads(text), parsed)
-            if is_sarif and remove_marks(document.log, *((RENAMES, FOLDER) if ours else (OUR_MARKS,))):
+            document = Scanned(name, text, json.loads(text), parsed, by_message=by_message or 0)
+            if by_message is None and remove_marks(document.log, *((RENAMES, FOLDER) if ours else (OUR_MARKS,))):
                 read_again(document)
             elif parsed.problems:
                 raise heart.ValidationFailed(parsed.problems)
@@ -671,16 +687,18 @@ def read_documents(
 LONGEST_TYPE = 100  # characters of a project type's name, and of its label
 
 
-def types_of(tools: Iterable[str]) -> dict[str, str]:
-    """Return the tools by their project types. :raises BadInput: where one is missing, or of two."""
-    types = dict[str, str]()
-    for tool in tools:
+def types_of(origins: Iterable[ToolCategory]) -> dict[str, ToolCategory]:
+    """Return the origins by their project types. :raises BadInput: if one has no type, or two have the same."""
+    types = dict[str, ToolCategory]()
+    for origin in origins:
+        tool = " ".join(origin).strip()
         name = regex.sub(r"[^a-z0-9]+", "-", tool.lower()).strip("-")[:LONGEST_TYPE].rstrip("-")
         if not name:
             raise BadInput(f"the tool's name, {tool}, leaves no name for a project type; say --type NAME")
         if name in types:
-            raise BadInput(f"{types[name]} and {tool} come to the same project type, {name}; say --type NAME")
-        types[name] = tool
+            other = " ".join(types[name]).strip()
+            raise BadInput(f"{other} and {tool} come to the same project type, {name}; say --type NAME")
+        types[name] = origin
     return types
 
 
@@ -711,8 +729,8 @@ def read_parts(
         print_decisions(decider, explain=explain, has_source=has_source)
     for document in itertools.chain.from_iterable(each.documents for each in parts.values()):
         require_size(document.name, document.text, most)
-    for name, tool in ({project_type: ""} if project_type else types_of(parts)).items():
-        parts[tool].project_type, parts[tool].label = name, tool[:LONGEST_LABEL] or None
+    for name, origin in ({project_type: ("", "")} if project_type else types_of(parts)).items():
+        parts[origin].project_type, parts[origin].label = name, " ".join(origin).strip()[:LONGEST_LABEL] or None
     return [*parts.values()]
 
 
@@ -757,10 +775,11 @@ def require_out_of_reach(files: Iterable[str], db: str, source: Path) -> None:
         if tracked:
             advice = "on a pull request its author wrote it, not a scanner; have scanners write to files outside of git"
             raise BadInput(f"{name} is tracked by git: {advice}")
+    if not db or heart.scheme_of(db):
+        return
     place, folder = Path(db).resolve(), source.resolve()
-    checkout = top_of(folder) or folder  # a job may have fetched it without git
-    is_file = db and not heart.scheme_of(db)
-    if is_file and checkout in place.parents and ".git" not in place.relative_to(checkout).parts:
+    checkouts = (top_of(folder) or folder, top_of(place.parent))  # the source may be fetched without git
+    if any(each in place.parents and ".git" not in place.relative_to(each).parts for each in checkouts if each):
         advice = "say --db with a path outside of the checkout, or below .git"
         raise BadInput(f"{db} is where a pull request can put a database of its author's: {advice}")
 
@@ -777,15 +796,8 @@ def register_type(service: Service, part: Prepared) -> None:
 
 def main_line_runs(service: Service, project_type: str, target: str | None) -> list[heart.Run]:
     """Return the latest completed runs of the main line, newest first."""
-    listed = service.get(
-        "runs",
-        heart.RunPage,
-        project_type=project_type,
-        target_url=target,
-        main_line=True,
-        status="completed",
-        limit=COMPARED,
-    )
+    compared = {"main_line": True, "status": "completed", "limit": COMPARED}
+    listed = service.get("runs", heart.RunPage, project_type=project_type, target_url=target, **compared)
     return [run for run in listed.runs if run.target_url == target]
 
 
@@ -797,13 +809,13 @@ def commit_of(run: heart.Run) -> str:
     return text_in(msgspec.json.decode(run.metadata), "commit")
 
 
-def chosen_runs(known: Mapping[str, Iterable[heart.Run]], base: str, folder: Path) -> dict[str, heart.Run]:
+def chosen_runs(known: Mapping[str, Sequence[heart.Run]], base: str, folder: Path) -> dict[str, heart.Run]:
     """Return of each project type's runs the newest one of a commit, or of one before it."""
-    chosen = dict[str, heart.Run]()
+    chosen, commit = dict[str, heart.Run](), find_commit(folder, base) or base
     for name, runs in known.items():
-        if run := next((run for run in runs if is_before(folder, commit_of(run), base)), None):
+        if run := next((run for run in runs if is_before(folder, commit_of(run), commit)), None):
             chosen[name] = run
-        else:
+        elif runs:
             note(f"Note: no run of {name} is of commit {base} or one before it; the latest one is the baseline.")
     return chosen
 
@@ -847,7 +859,7 @@ def report_in_runs(
         runs = list[Judged]()
         for part in parts:
             baseline = baselines[part.project_type].id if part.project_type in baselines else None
-            metadata = place.metadata | ({} if "commit" in place.metadata else part.source)
+            metadata = place.metadata | ({} if "repository" in place.metadata else part.source)
             start = {"projectType": part.project_type, "targetUrl": place.target, "branch": place.branch}
             judged = {"failOn": bar.fail_on, "only": bar.only, "baseline": baseline}
             session = RunSession(service, start | {"metadata": metadata}, resolve_missing=resolve_missing, gate=judged)
@@ -861,8 +873,8 @@ def report_in_runs(
         if run.left_out:
             note(f"Findings of {part.project_type} resolved because their paths are left out: {run.left_out:,}.")
         if part.is_partial:
-            where = "findings of rule not-checked name the places, in which nothing is resolved"
-            note(f"{part.project_type} did not check everything: {where}.")
+            where = "findings of rule not-checked name the places, where nothing is resolved"
+            note(f"{part.project_type} did not check everything: {where}; nothing at all if one names none.")
         where = f"{place.target or 'no target'}, {place.branch or 'main line'}"
         note(f"Run {run.run_id} of {part.project_type}, {where}.")
     return runs
@@ -879,11 +891,10 @@ def submit(service: Service, run_id: str, documents: Iterable[Upload]) -> Spots:
         tasks = answer.read(heart.Submission).tasks
         count += len(tasks)
         for finding, task in zip(each.findings, tasks, strict=True):
-            spots.setdefault(task.external_id or "", finding.spot)
+            spots.setdefault(task.id, finding.spot)
     if count > len(spots):
-        note(
-            f"Note: results that are the same as others at the same place, and are stored once: {count - len(spots):,}."
-        )
+        same = "Note: results that are the same as others at the same place, and are stored once"
+        note(f"{same}: {count - len(spots):,}.")
     return spots
 
 

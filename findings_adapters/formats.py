@@ -127,9 +127,9 @@ class Finding(Struct):
         }
 
 
-def unchecked(reason: str, severity: str = "high", **where: Any) -> Finding:
-    """Return the finding that something was not looked at, in a place that is told as a finding's is."""
-    return Finding(f"Not checked: {reason}", severity, heart.UNCHECKED, **where)
+def unchecked(reason: str, **where: Any) -> Finding:
+    """Return the finding that something was not looked at; `where` has the fields of its place."""
+    return Finding(f"Not checked: {reason}", "high", heart.UNCHECKED, **where)
 
 
 def on_page(url: str) -> str:
@@ -329,7 +329,7 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
     url, details = final_url(report), audit.row("details")
     how, score = audit["scoreDisplayMode"], audit.number("score")
     if how == "error":
-        yield unchecked(f"{audit['title']}: {audit['errorMessage']}", severity, page=url)
+        yield unchecked(f"{audit['title']}: {audit['errorMessage']}", page=url)
     if how in ("error", "informative") or score is None or score >= PASSED:
         return
     items = details.members.get("items")
@@ -561,7 +561,7 @@ def pip_audit(report: Row) -> Iterator[Finding]:
     for package in packages:
         name = package["name"]
         if package["skip_reason"]:
-            yield unchecked(package["skip_reason"], "medium", part=name)
+            yield unchecked(package["skip_reason"], part=name)
         for each in package.rows("vulns"):
             fixed = " or ".join(each.texts("fix_versions"))
             yield Finding(
@@ -803,8 +803,8 @@ NO_RENAMES: Mapping[str, str] = {}
 
 def as_sarif(
     name: str, text: bytes, source: str | None, most: int, tests: Tests, renames: Mapping[str, str] = NO_RENAMES
-) -> tuple[bytes, bool]:
-    """Return a file as a SARIF document, and whether it was one.
+) -> tuple[bytes, int | None]:
+    """Return a file as a SARIF document, and how many results their messages identify: None if it was one already.
 
     :param source: the checkout, for relative paths and code that is not in the file.
     :param tests: what counts the tests of all files.
@@ -815,23 +815,25 @@ def as_sarif(
     document, text = document_of(text)
     form = form_of(name, document)
     if form is None:
-        return (text if source is None else with_source(text, Path(source))), True
+        return (text if source is None else with_source(text, Path(source))), None
     if form is JUNIT:
         tests.add(name, document)
     checkout = Checkout(Path(source)) if source is not None else None
-    results = list[Raw]()
+    results, by_message = list[Raw](), 0
     for finding in findings_of(form, document):
         finding.page = page_of(finding.page)
         if checkout and (uri := checkout.relative(finding.uri)):
             finding.path, finding.page = unquote(uri), ""
         if checkout and finding.path and finding.line and not (finding.code or finding.mark):
             finding.code = checkout.line(finding.path, finding.line)  # where it may be shown
-        results.append(Raw(msgspec.json.encode(finding.result(finding.identities(form.tool, renames)))))
+        known = finding.identities(form.tool, renames)
+        by_message += known.by_message
+        results.append(Raw(msgspec.json.encode(finding.result(known))))
         most -= memoryview(results[-1]).nbytes
         if most < 0:
             raise refusal("comes to more SARIF than FINDINGS_MAX_SARIF lets through: split it, or raise that")
     log = {"version": VERSION, "runs": [{"tool": {"driver": {"name": form.tool}}, "results": results}]}
-    return msgspec.json.encode(log), False
+    return msgspec.json.encode(log), by_message
 
 
 def add_unchecked(log: dict[str, Any], parsed: heart.Parsed) -> bool:

@@ -7,6 +7,7 @@ decided. Patterns of paths are gitignore's (https://git-scm.com/docs/gitignore#_
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 import tomllib
@@ -255,7 +256,7 @@ def rank_of(properties: Json) -> int | None:
 
 
 def is_misread(properties: Json) -> bool:
-    """Return whether the score in a property bag is neither 0 nor a severity."""
+    """Return whether `security-severity` has a value that means neither a severity nor 0."""
     score = properties.get(SCORE)
     return score is not None and not rank_of(properties) and bool(str(score).strip("0., "))
 
@@ -338,13 +339,17 @@ def tool_of(run: Any) -> str:
 
 
 class Scanned(Struct, eq=False):
-    """A document of a scanner: its name, its text, what that holds, and the findings that the service reads in it."""
+    """A document of a scanner: its name, its text, what that holds, and the findings that the service reads in it.
+
+    `by_message` counts results of a tool's own format that are identified by their messages.
+    """
 
     name: str
     text: bytes
     log: Json
     parsed: ParsedDocument
     is_changed: bool = False
+    by_message: int = 0
 
 
 class Upload(Struct):
@@ -403,21 +408,26 @@ def add_marks(documents: Sequence[Scanned], renames: Mapping[str, str]) -> Itera
 Piece = tuple[Scanned, Json, list[Reported]]  # a run of a document, with its findings
 
 
-def prepare(decider: Decider, documents: Iterable[Scanned], *, by_tool: bool, most: int) -> dict[str, Prepared]:
-    """Return the contents of each run, by the tool's name and its category, or under "" if all share a run.
+ToolCategory = tuple[str, str]  # the name of a tool, and its category
+
+
+def prepare(
+    decider: Decider, documents: Iterable[Scanned], *, by_tool: bool, most: int
+) -> dict[ToolCategory, Prepared]:
+    """Return the contents of each run by its origin, which is empty if all share a run.
 
     Configured severities are applied to their findings, and excluded findings are removed.
 
     :param most: bytes that a document may have.
     """
-    pieces = defaultdict[str, list[Piece]](list)
+    pieces = defaultdict[ToolCategory, list[Piece]](list)
     for each in documents:
-        decider.by_message += each.parsed.by_message
+        decider.by_message += each.parsed.by_message + each.by_message
         reported = reported_in(each.log, each.parsed)
         for run, found, (_, category, _) in zip(each.log["runs"], reported, each.parsed.origins, strict=True):
             each.is_changed |= decider.apply(run, found)
-            pieces[f"{tool_of(run)} {category}".strip() if by_tool else ""].append((each, run, found))
-    return {name: prepared(some, most) for name, some in pieces.items()}
+            pieces[(tool_of(run), category) if by_tool else ("", "")].append((each, run, found))
+    return {origin: prepared(some, most) for origin, some in pieces.items()}
 
 
 def prepared(pieces: Sequence[Piece], most: int) -> Prepared:
@@ -518,7 +528,9 @@ class Decider:
                 each.is_left_out = True
                 self._explain("left out", each, pattern)
                 continue
-            has_own = each.rule == heart.UNCHECKED or each.rule in scored or rank_of(each.properties) is not None
+            names = itertools.accumulate(each.rule.split("/"), "{}/{}".format)  # of a hierarchical rule (3.27.5)
+            is_scored = rank_of(each.properties) is not None or not scored.isdisjoint(names)
+            has_own = is_scored or each.rule == heart.UNCHECKED
             severity, why = decide(each.rule, has_own) or (each.severity, "the document")
             if why.startswith("ready map"):
                 self.ready.add(tool_of(run))

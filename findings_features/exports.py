@@ -70,7 +70,7 @@ def select_listed(
     comments = dict(connection.execute(DISMISSALS, (client_id, dismissed)))
     baseline = None
     if wanted.runs and len(wanted.runs) == 1:
-        baseline = gate.find_latest_on_main_line(connection, client_id, wanted.runs[0])
+        baseline = gate.find_judged_baseline(connection, client_id, wanted.runs[0])
     if baseline is None:
         return [ListedTask(task, comments.get(task.id)) for task in tasks]
     all_ids = json.dumps([task.id for task in tasks])

@@ -20,8 +20,7 @@ def find(
 ) -> dict[str, heart.StoredFinding]:
     """Return the findings that reports of unknown external ids are about, by these ids.
 
-    :param taken: the external ids of all reports of the request, which come first, and of the findings that some of
-        these were found to be about; more are added.
+    :param taken: external ids that reports of this request have or were matched to; new matches are added.
     """
     asked = {name for report in reports for name in (report.external_id or "", *report.former_ids)}
     kept_rows = connection.execute(

@@ -6,6 +6,7 @@ stored.
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Literal
 
@@ -58,6 +59,17 @@ def find_latest_on_main_line(connection: heart.Connection, client_id: str, run: 
     if latest and latest[0].is_partial:
         latest = find(BASELINES)
     return min(latest, key=lambda each: each.is_partial, default=None)
+
+
+def find_judged_baseline(connection: heart.Connection, client_id: str, run: heart.RunKey) -> heart.RunKey | None:
+    """Return the baseline of a run's verdict, or the default one if the verdict has none that is still there."""
+    (verdict,) = connection.execute(
+        "SELECT verdict FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq)
+    ).fetchone()
+    named = json.loads(verdict)["baseline"] if verdict else None
+    for baseline in heart.RunKey.find(connection, client_id, "id = ?", named):
+        return baseline
+    return find_latest_on_main_line(connection, client_id, run)
 
 
 UNFIT = "must be another completed run of the same project type and target"

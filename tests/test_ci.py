@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import chdir, closing, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -216,7 +217,6 @@ BRANCHES = cases(
 COMMITS = cases(
     workflow_run=(on_github("workflow_run", told={"workflow_run": {"head_sha": "def456"}}), "def456"),
     target=(on_github("pull_request_target", told={"pull_request": {"head": {"sha": "def456"}}}), "def456"),
-    comment=(on_github("issue_comment", told={"issue": {"number": 5, "pull_request": {}}}), None),
     comment_on_an_issue=(on_github("issue_comment", told={"issue": {"number": 5}}), "abc123"),
 )
 
@@ -232,6 +232,17 @@ def place_told(folder: Path, given: tuple[dict[str, str], Any]) -> Place:
 @pytest.mark.parametrize(("given", "commit"), COMMITS)
 def test_the_commit_is_the_pull_requests(tmp_path: Path, given: tuple[dict[str, str], Any], commit: str | None) -> None:
     assert place_told(tmp_path, given).metadata.get("commit") == commit
+
+
+def test_a_comment_on_a_pull_request_is_about_the_commit_that_is_checked_out(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    commented = {"issue": {"number": 5, "pull_request": {}}}
+    commit = checkout.commit(one=CODE)
+    with chdir(checkout.folder):
+        for sha, told in ((commit, None), ("abc123", commit)):  # the default branch's own says nothing
+            env, event = on_github("issue_comment", told=commented, GITHUB_SHA=sha)
+            assert place_told(tmp_path, (env, event)).metadata.get("commit") == told
 
 
 @pytest.mark.parametrize(("given", "branch"), BRANCHES)
@@ -419,6 +430,16 @@ def test_what_is_missing_is_resolved_if_asked_to_and_never_by_another_scanner(jo
     assert statuses == {"one": "open", "two": "resolved", "of b": "open"}
 
 
+def test_the_other_runs_of_a_tool_resolve_nothing_if_one_cannot_be_used(job: Job) -> None:
+    one, first, second = (run_of(result(text), name=name) for text, name in (("x", "A"), ("y", "B"), ("z", "B")))
+    job.scan(job.write_log("a.sarif", log_of(one, first, second)), "--fail-on", "none", code=0)
+    job.write_log("a.sarif", log_of(one, first, run_of(name="B") | {"results": None}))
+    told = job.scan("a.sarif", "--resolve-missing", code=1)
+    assert "b did not check everything" in told.stderr
+    assert "a did not" not in told.stderr
+    assert job.tasks()["z"]["status"] == "open"
+
+
 def test_what_a_scanner_did_not_check_is_sent_once_to_the_run_of_its_tool(job: Job) -> None:
     notices = {"toolExecutionNotifications": [{"level": "error", "message": {"text": "Timeout"}}]}
     runs = [
@@ -517,6 +538,16 @@ def test_utf_16_is_read_with_a_mark_of_its_order(job: Job) -> None:
     assert {*job.tasks()} == {"é", "é: failure"}
 
 
+def test_an_xml_declaration_in_a_snippet_stays_in_utf_16(job: Job) -> None:
+    code = '<?xml version="1.0" encoding="utf-8"?><x y="z"/>'
+    text = json.dumps(log_with(result(code, file="web.config"), name="demo"))
+    for name, encoding in (("a.sarif", "utf-8"), ("b.sarif", "utf-16")):
+        (job.folder / name).write_bytes(text.encode(encoding))
+    job.scan("a.sarif", code=1)
+    assert "0 new, 1 known" in job.scan("b.sarif", code=0).stdout
+    assert job.tasks()[code]["evidence"][0]["content"] == code
+
+
 @dataclass
 class Checkout(Job):
     """A job's folder that is a checkout of git, whose database is beside what is checked out."""
@@ -576,6 +607,8 @@ def test_a_proposal_cannot_bring_a_database(checkout: Checkout, env: dict[str, s
         )
     for place in (".git/findings.db", "../findings.db"):
         assert checkout.scan(*words, "--db", place, code=0, **env)
+    checkout.git("init", "--quiet", "lib")  # a checkout within this one
+    assert checkout.scan("--source", "lib", "a.sarif", "--db", "findings.db", **env).returncode == 2
     (checkout.folder / "linked.db").symlink_to("findings.db")
     assert checkout.scan(*words, "--db", "linked.db", **env).returncode == 2
     shutil.rmtree(checkout.folder / ".git")  # fetched in another way
@@ -672,6 +705,34 @@ def test_renames_are_those_since_the_baseline_which_is_not_partial(checkout: Che
     assert "0 new, 1 known" in checkout.scan_at(second, "--branch", "fix", code=0).stdout
 
 
+def test_a_known_finding_of_a_renamed_file_is_shown_where_the_document_has_it(checkout: Checkout) -> None:
+    first = checkout.commit(one=CODE)
+    checkout.write("a.sarif", *in_module("one", 3))
+    checkout.scan_at(first, code=1)
+    checkout.git("mv", "one.py", "two.py")
+    second = checkout.commit()
+    checkout.write("a.sarif", *in_module("two", 3))
+    told = checkout.scan_at(second, "--branch", "fix", "--only", "all", "--format", "github", code=1).stdout
+    assert told.startswith("::error file=two.py,line=3,")
+
+
+def test_annotations_and_sarif_follow_the_chosen_baseline(checkout: Checkout) -> None:
+    first = checkout.commit(one=CODE)
+    checkout.write("a.sarif", *in_module("one", 3))
+    checkout.scan_at(first, code=1)
+    later = checkout.commit(two=CODE)
+    checkout.write("a.sarif", *in_module("two", 4))
+    checkout.scan_at(later, "--resolve-missing", code=1)  # one finding is fixed, another one came
+    checkout.write("a.sarif", *in_module("one", 3), *in_module("two", 4))
+    scan = partial(checkout.scan_at, first, "--branch", "fix", "--base", "main~1", code=1)
+    lines = scan("--format", "github").stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines if line.startswith("::")] == ["::error file=two.py"]
+    [run] = json.loads(scan("--format", "sarif").stdout)["runs"]
+    places = (each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for each in run["results"])
+    states = dict(zip(places, (each["baselineState"] for each in run["results"]), strict=True))
+    assert states == {"one.py": "unchanged", "two.py": "new"}
+
+
 def test_a_branch_is_compared_with_the_commit_where_it_began(checkout: Checkout) -> None:
     first = checkout.commit(one=CODE)
     checkout.write("a.sarif", *in_module("one", 3))
@@ -697,6 +758,9 @@ def test_a_category_has_a_run_of_its_own(job: Job) -> None:
         job.write(f"{language}.sarif", result(language), name="CodeQL", automationDetails={"id": f"/lang:{language}/7"})
     job.scan("java.sarif", "javascript.sarif", "--resolve-missing", code=1)
     assert {run["projectType"] for run in job.read("runs")["runs"]} == {"codeql-lang-java", "codeql-lang-javascript"}
+    job.write("tool.sarif", result(), name="CodeQL /lang:java")
+    both = job.scan("java.sarif", "tool.sarif")
+    assert_one_line(both, 2, "come to the same project type, codeql-lang-java; say --type")
     job.write("java.sarif", name="CodeQL", automationDetails={"id": "/lang:java/8"})
     assert "1 resolved" in job.scan("java.sarif", "--resolve-missing", code=0).stdout
     assert {name: each["status"] for name, each in job.tasks().items()} == {"java": "resolved", "javascript": "open"}
@@ -769,6 +833,9 @@ def test_results_that_are_identified_by_their_messages_are_counted(job: Job) -> 
     assert f"{told}.\n" in job.scan("a.sarif", "--source", ".", code=0).stderr
     job.write("a.sarif", result("with code"))
     assert "identify" not in job.scan("a.sarif", code=0).stderr
+    mypy = {"file": "a.py", "line": 1, "column": 0, "message": "Bad", "hint": None, "code": "misc", "severity": "error"}
+    (job.folder / "mypy.json").write_text(json.dumps(mypy), "utf-8")
+    assert f"{told.removesuffix('2')}1; give --source with" in job.scan("mypy.json").stderr
 
 
 def test_a_score_that_means_nothing_is_told(job: Job) -> None:

@@ -72,7 +72,7 @@ FOUND = {  # severity, rule and location, by the project type
     ),
     "pylint-json2.json": ("pylint", "medium unused-import shop/login.py:2"),
     "npm-audit.json": ("npm-audit", "high GHSA-35jh-r3h4-6jhm lodash"),
-    "pip-audit.json": ("pip-audit", "high PYSEC-2019-217 jinja2", "medium not-checked shop"),
+    "pip-audit.json": ("pip-audit", "high PYSEC-2019-217 jinja2", "high not-checked shop"),
     "trivy.json": (
         "trivy",
         "high CVE-2019-14806 requirements.txt: Werkzeug",
@@ -202,7 +202,7 @@ def test_what_could_not_be_checked_is_not_resolved(job: Job) -> None:
     for part in ({"results": [report["results"][0], elsewhere], "errors": []}, {"results": [], "errors": [failed]}):
         (job.folder / "bandit.json").write_text(json.dumps(report | part), "utf-8")
         told = job.scan("bandit.json", "--resolve-missing", code=1).stderr
-    assert "bandit did not check everything: findings of rule not-checked name the places, in which nothing" in told
+    assert "bandit did not check everything: findings of rule not-checked name the places, where nothing is" in told
     statuses = {task["location"].partition(":")[0]: task["status"] for task in job.tasks().values()}
     assert statuses == {failed["filename"]: "open", "other.py": "resolved"}
 
@@ -391,6 +391,7 @@ def test_what_a_tool_could_not_look_at_is_a_finding() -> None:
     ):
         (task,) = read(json.dumps(document))
         assert (task["rule"], task.get("location"), task["title"][: len(title)]) == ("not-checked", location, title)
+        assert task["severity"] == "high"
 
 
 OTHERS = cases(

@@ -136,6 +136,13 @@ def test_every_severity_is_read_as_it_was_decided(job: Job, severity: str, figur
     assert figure is None or job.tasks()["src/app.py"]["extensions"]["tags"] == ["t"]
 
 
+def test_a_ready_map_leaves_the_score_of_a_rule_above(job: Job) -> None:
+    rules = [{"id": "S101", "properties": {"security-severity": "9.5"}}]
+    job.write("a.sarif", found("S101/x"), tool={"driver": {"name": "ruff", "rules": rules}})
+    job.scan("a.sarif", "--fail-on", "none", code=0)
+    assert severities(job) == {"S101/x": "critical"}
+
+
 ESLINT = {"no-eval": "high", "no-dupe-keys": "medium", "no-unused-vars": "low", "@stylistic/semi": "info"}
 READY_CASES = cases(
     ruff=("ruff", {"S101": "low", "S602": "high", "S704": "medium", "F821": "high", "E501": "info", "SIM102": "low"}),
@@ -243,7 +250,7 @@ def prepared(config: Config, document: dict[str, Any]) -> Any:
     form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
     text = json.dumps(document).encode()
     scanned = Scanned("a", text, document, form.parse(text, settings))
-    [sent] = prepare(Decider(config), [scanned], by_tool=False, most=settings.max_sarif)[""].documents
+    [sent] = prepare(Decider(config), [scanned], by_tool=False, most=settings.max_sarif)["", ""].documents
     return sent.text
 
 

@@ -1063,6 +1063,7 @@ def read_log(reading: Reading, text: bytes) -> None:
         if run.faults:
             detail = "; ".join(f"{each.pointer} {each.detail}" for each in run.faults)
             name = run.tool_name
-            usable[0].take_unchecked(f"run of {name or 'a tool'}: {detail}", mark=name or run.pointer)
+            found = next((each for each in usable if each.tool_name == name), usable[0])
+            found.take_unchecked(f"run of {name or 'a tool'}: {detail}", mark=name or run.pointer)
     if not usable:
         reading.problems += itertools.chain.from_iterable(run.faults for run in read)
