@@ -547,6 +547,22 @@ def test_slack_gets_a_text_for_each_type_of_event_without_mentions_or_links_of_t
     assert all("<!" not in text and "<@" not in text and text.count("<") <= 2 for text in texts)
 
 
+def test_new_findings_are_those_beside_the_baseline_of_the_runs_verdict(
+    client: Client, receiver: Receiver, deliver: Deliver
+) -> None:
+    register(client, receiver.url, ["run.finished"])
+    first, second, third = (client.start("web") for _ in range(3))
+    for run, names in ((first, "a"), (second, "b"), (third, "ab")):
+        for name in names:
+            client.submit(run, task(externalId=name, title=name, severity="high"))
+        options = {"gate": {"baseline": first}} if run == third else {}
+        client.finish(run, **options)
+    deliver()
+    data = receiver.received[-1].json["data"]
+    assert [each["title"] for each in data["newFindings"]] == ["b"]
+    assert data["gate"]["baseline"] == data["run"]["verdict"]["baseline"] == first
+
+
 def test_slack_messages_distinguish_failed_runs_from_failed_gates(
     client: Client, receiver: Receiver, deliver: Deliver
 ) -> None:

@@ -50,9 +50,10 @@ def select_verdict(
     :raises Missing: if the run was deleted meanwhile.
     """
     run = heart.select_run_key(connection, client_id, run_id)
-    baseline = gate.find_latest_on_main_line(connection, client_id, run)
+    baseline = gate.find_judged_baseline(connection, client_id, run)
     new = gate.select_offenders(connection, client_id, run, baseline.seq if baseline else 0, "info")[:WORST]
-    return gate.select_gate(connection, client_id, run, heart.GateQuery()), [
+    query = heart.GateQuery(baseline=baseline.id if baseline else None)
+    return gate.select_gate(connection, client_id, run, query), [
         LinkedFinding(**msgspec.structs.asdict(each), link=page_link(base_url, "findings", each.id)) for each in new
     ]
 
