@@ -57,6 +57,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from operator import attrgetter
@@ -173,7 +174,7 @@ def parse_path(text: str) -> str:
     """Return the path of a database file, or a URL. :raises ValueError: for what no engine takes for either."""
     if text == ":memory:":
         raise ValueError("the data needs a file; :memory: would be another database for every connection")
-    if (scheme := scheme_of(text)) and scheme not in ENGINE_PARTS:
+    if (scheme := scheme_of(text)) and scheme not in ENGINE_MODULES:
         raise ValueError(f"{scheme}:// is unknown here; give a path, or a URL that begins with postgresql://")
     return text
 
@@ -543,7 +544,7 @@ SEVERITY_CURSOR = r"^((critical|high|medium|low|info)\.)?" + ITEM_CURSOR.removep
 
 CONTROLS = r"\x00-\x1f\x7f-\x9f"  # Unicode's category Cc
 BRANCH_NAME = rf"^[^{CONTROLS}]*\Z"
-MARK = rf"^[^\S{CONTROLS}]*[^\s{CONTROLS}][^{CONTROLS}]*\Z"
+LABEL = rf"^[^\S{CONTROLS}]*[^\s{CONTROLS}][^{CONTROLS}]*\Z"
 ASSIGNEE = r"^([^\x00]*[^\s\x00][^\x00]*)?\Z"
 
 # The patterns of the models, none of which backtracks, and what they are called in an error.
@@ -555,7 +556,7 @@ PATTERNS = {
     ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
     HTTP_URL: "must be an absolute http or https URL, without spaces",
     BRANCH_NAME: "must not contain control characters",
-    MARK: "must not be blank, nor contain control characters",
+    LABEL: "must not be blank, nor contain control characters",
     ASSIGNEE: "must not be blank; leave it empty for nobody",
     ITEM_CURSOR: "is no place in this list; follow the next link as it is",
     ENTRY_CURSOR: "is no place in this history; follow the next link as it is",
@@ -593,9 +594,9 @@ ExternalId = Annotated[str, at_most(256, min_length=1)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
 BranchName = Annotated[str, Meta(min_length=1, max_length=255, pattern=BRANCH_NAME)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
-Rule = Annotated[str, Meta(max_length=256, pattern=MARK)]
-Location = Annotated[str, Meta(max_length=1024, pattern=MARK)]
-Tag = Annotated[str, Meta(max_length=64, pattern=MARK)]
+Rule = Annotated[str, Meta(max_length=256, pattern=LABEL)]
+Location = Annotated[str, Meta(max_length=1024, pattern=LABEL)]
+Tag = Annotated[str, Meta(max_length=64, pattern=LABEL)]
 FREE_FORM = "Any JSON object, returned exactly as it was sent. No text and no name in it may contain U+0000."
 JsonObject = Annotated[
     Raw,
@@ -628,11 +629,11 @@ class Model(Struct, rename="camel"):
     """The base of all that is answered: camelCase outside, snake_case inside, fields in the order of the columns."""
 
 
-class Request(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
+class RequestModel(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
     """The base of all that is sent: an unknown field is an error, because dropping it would lose data."""
 
 
-class Evidence(Request, gc=False):
+class Evidence(RequestModel, gc=False):
     """One piece of evidence: an external file (`url`) or inline text (`content`), with a caption."""
 
     type: Annotated[str, at_most(64)] | None = None
@@ -641,7 +642,7 @@ class Evidence(Request, gc=False):
     content: BulkText | None = None
 
 
-class RemediationStep(Request, gc=False):
+class RemediationStep(RequestModel, gc=False):
     """One step of the fix, as reported; `step` is its position when left out."""
 
     instruction: Text
@@ -655,14 +656,14 @@ class StoredStep(Model, gc=False):
     instruction: str
 
 
-class SuccessCriterion(Request, gc=False):
+class SuccessCriterion(RequestModel, gc=False):
     """What must be true after the fix, and whether a machine can check it (false when left out)."""
 
     description: Text
     automatable: bool | None = None
 
 
-class TaskReport(Request):
+class TaskReport(RequestModel):
     """One finding, as an agent reports it.
 
     `rule` is what it breaks, by the finder's own id, `location` where: a path and line, an address, a selector.
@@ -684,13 +685,13 @@ class TaskReport(Request):
     former_external_ids: Annotated[list[ExternalId], Meta(max_length=5)] | None = None
 
 
-class TaskBatch(Request):
+class TaskBatch(RequestModel):
     """Several findings, stored all or none."""
 
     tasks: list[TaskReport]
 
 
-class TaskUpdate(Request):
+class TaskUpdate(RequestModel):
     """A triage decision, at least one of these: a `reason` is of what is resolved or dismissed, "" assigns nobody."""
 
     status: TaskStatus | None = None
@@ -699,7 +700,7 @@ class TaskUpdate(Request):
     assignee: Annotated[str, Meta(max_length=200, pattern=ASSIGNEE)] | None = None
 
 
-class RunStart(Request):
+class RunStart(RequestModel):
     """What an agent is about to examine; without a `branch`, the target's main line."""
 
     project_type: Annotated[str, at_most(100)]
@@ -721,7 +722,7 @@ BaselineRun = Annotated[
 ]
 
 
-class GateQuery(Request):
+class GateQuery(RequestModel):
     """Options of the gate: the lowest severity that fails a run, and the run to compare with."""
 
     fail_on: LowestSeverity = "high"
@@ -729,7 +730,7 @@ class GateQuery(Request):
     baseline: BaselineRun | None = None
 
 
-class GateOptions(Request):
+class GateOptions(RequestModel):
     """Options of the gate for the verdict on a completed run; null is the default."""
 
     fail_on: LowestSeverity | None = None
@@ -737,7 +738,7 @@ class GateOptions(Request):
     baseline: BaselineRun | None = None
 
 
-class RunUpdate(Request):
+class RunUpdate(RequestModel):
     """How a run ended, or more metadata of it; at least one of `status` and `metadata`.
 
     With completed only, `resolveMissing` resolves what it did not report any more, and `gate` has the options of its
@@ -751,7 +752,7 @@ class RunUpdate(Request):
     metadata: SentObject = NOT_SENT
 
 
-class ProjectTypeUpdate(Request):
+class ProjectTypeUpdate(RequestModel):
     """A project type's definition; what is left out takes its default."""
 
     name: Name | None = None
@@ -991,7 +992,7 @@ PageNumber = Annotated[
 ]
 
 
-class HistoryQuery(Request):
+class HistoryQuery(RequestModel):
     """Which part of a task's history."""
 
     limit: Annotated[int, Meta(ge=1, le=1000, description="Entries on a page.")] = 1000
@@ -1002,7 +1003,7 @@ FEW_SKIPPED = 10_000  # rows of a list before a page that is read on the event l
 FEW_RANGES = 10  # project types and branches of one that is; each has up to 40 index ranges
 
 
-class RunQuery(Request):
+class RunQuery(RequestModel):
     """Filters of runs, and the page: its number, or the cursor that it follows."""
 
     page: PageNumber | None = None
@@ -1026,7 +1027,7 @@ class RunQuery(Request):
 DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 
 
-class TaskFilters(Request):
+class TaskFilters(RequestModel):
     """Which tasks."""
 
     status: Annotated[CommaList[TaskStatus], described(f"Tasks with these statuses. {SEVERAL}")] | None = None
@@ -1204,44 +1205,38 @@ def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 
 
 # ---------------------------------------------------------------------------
-# Parts: what may stand beside this module, in findings_features and findings_adapters, and adds to it
+# Optional modules: findings_features and findings_adapters, which may be missing
 # ---------------------------------------------------------------------------
 
-FORMER_IDS = "findings_features/former_ids.py"
-# What the API has of parts, which the first application loads; what an absent one would answer is refused by its name.
-API_PARTS: dict[str, tuple[str, ...]] = {
-    "findings_adapters/markdown.py": (),
-    "findings_adapters/page.py": ("GET /",),
-    "findings_adapters/quick_check.py": (),
-    "findings_adapters/sarif/__init__.py": (),
-    "findings_adapters/webhooks/__init__.py": (
-        "POST /api/v1/webhooks",
-        "GET /api/v1/webhooks",
-        "GET /api/v1/webhooks/{webhook_id}",
-        "PATCH /api/v1/webhooks/{webhook_id}",
-        "DELETE /api/v1/webhooks/{webhook_id}",
-        "POST /api/v1/webhooks/{webhook_id}/test",
-    ),
-    "findings_features/brief.py": ("GET /api/v1/brief",),
-    "findings_features/deletion.py": (
-        "DELETE /api/v1/runs/{run_id}",
-        "DELETE /api/v1/tasks/{task_id}",
-        "DELETE /api/v1/project-types/{name}",
-    ),
-    "findings_features/events.py": ("GET /api/v1/events",),
-    "findings_features/exports.py": (),
-    FORMER_IDS: (),
-    "findings_features/gate.py": ("GET /api/v1/runs/{run_id}/gate",),
-    "findings_features/groups.py": ("GET /api/v1/groups",),
-    "findings_features/me.py": ("GET /api/v1/me",),
-    "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
-    "findings_features/overview.py": ("GET /api/v1/overview",),
-    "findings_features/planner.py": (),
-    "findings_features/search.py": (),
-    "findings_features/triage.py": ("PATCH /api/v1/tasks",),
+FORMER_IDS = "findings_features.former_ids"
+GATE = "findings_features.gate"
+SEARCH = "findings_features.search"
+SARIF = "findings_adapters.sarif"
+MIGRATIONS = "findings_features.migrations"
+SERVING = "findings_adapters.serving"
+# The modules that add to the API, each with a pattern of the requests that it answers, as "METHOD /path".
+API_MODULES = {
+    "findings_adapters.markdown": "",
+    "findings_adapters.page": "GET /",
+    "findings_adapters.quick_check": "",
+    SARIF: "",
+    "findings_adapters.webhooks": "* /api/v1/webhooks*",
+    "findings_features.brief": "GET /api/v1/brief",
+    "findings_features.deletion": "DELETE /api/v1/*",
+    "findings_features.events": "GET /api/v1/events",
+    "findings_features.exports": "",
+    FORMER_IDS: "",
+    GATE: "GET /api/v1/runs/*/gate",
+    "findings_features.groups": "GET /api/v1/groups",
+    "findings_features.me": "GET /api/v1/me",
+    "findings_features.openapi": "GET /api/v1/openapi.json",
+    "findings_features.overview": "GET /api/v1/overview",
+    "findings_features.planner": "",
+    SEARCH: "",
+    "findings_features.triage": "PATCH /api/v1/tasks",
 }
-OBSERVER_PARTS = {"log": "findings_features/access_log.py", "metrics": "findings_adapters/metrics.py"}  # by a setting
-ENGINE_PARTS = dict.fromkeys(("postgresql", "postgres"), "findings_adapters/postgres/__init__.py")  # by a URL's scheme
+OBSERVER_MODULES = {"log": "findings_features.access_log", "metrics": "findings_adapters.metrics"}  # by a setting
+ENGINE_MODULES = dict.fromkeys(("postgresql", "postgres"), "findings_adapters.postgres")  # by a URL's scheme
 
 
 class Migration(Struct, frozen=True):
@@ -1267,7 +1262,7 @@ class Registry(Struct):
     engines: dict[str, Callable[[Settings], Database]] = {}
     migrations: dict[int, Migration] = {}
     refresh: Callable[[Database], None] = lambda _: None
-    page_files: dict[str, Callable[[Call], Answer]] = {}
+    page_files: dict[str, Callable[[ApiRequest], Response]] = {}
     plans: Callable[[Connection, str, str, Filter, str], Iterable[ListPlan]] = lambda *_: ()
     search: Callable[[str], Search] | None = None
     baseline: Callable[[Connection, str, RunKey], RunKey | None] | None = None
@@ -1291,26 +1286,30 @@ REGISTRY = Registry()
 
 
 @cache
-def load_part(file: str) -> str:
-    """Load a part. Return the name of its file, or of one that it needs, where that is absent, and else nothing."""
-    if __name__ == "__main__":  # parts import this module by its name
+def load_module(name: str) -> str:
+    """Import an optional module beside this one, and register it.
+
+    Return "" if it was imported, and otherwise "NAME, which is not installed" for that module or one that it needs.
+    """
+    if __name__ == "__main__":  # modules import this one by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
-    if not (Path(__file__).resolve().parent / file).exists():
-        return file.removesuffix("/__init__.py")
     try:
-        importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")).register()
+        spec = importlib.util.find_spec(name)
+        if spec is None or Path(__file__).resolve().parent not in Path(str(spec.origin)).resolve().parents:
+            raise ModuleNotFoundError(name=name)
+        importlib.import_module(name).register()
     except ModuleNotFoundError as error:
-        folder, dot, _ = (error.name or "").partition(".")
-        if folder not in ("findings_features", "findings_adapters"):
+        missing = error.name or ""
+        if not missing.startswith(("findings_features", "findings_adapters")):
             raise
-        return f"{str(error.name).replace('.', '/')}.py" if dot else folder
+        return f"{missing}, which is not installed"
     return ""
 
 
-def load_parts() -> None:
-    """Load what adds to the API."""
-    for file in API_PARTS:
-        load_part(file)
+def load_modules() -> None:
+    """Import all modules that add to the API."""
+    for name in API_MODULES:
+        load_module(name)
 
 
 class Listeners(Struct):
@@ -1320,7 +1319,7 @@ class Listeners(Struct):
     group of writes that is committed: how many requests it has. `write_line` is a server's way to write the log.
     """
 
-    answered: list[Callable[[Call, int, int, float], object]] = []
+    answered: list[Callable[[ApiRequest, int, int, float], object]] = []
     committed: list[Callable[[int], object]] = []
     write_line: Callable[[str], object] | None = None
 
@@ -1695,8 +1694,8 @@ def require_version(name: str, version: int) -> None:
     told = f"{name} has schema version {version}"
     if version > SCHEMA_VERSION:
         raise DatabaseUnusable(f"{told}, newer than this program's {SCHEMA_VERSION}; update findings-service")
-    if absent := load_part("findings_features/migrations.py"):
-        raise DatabaseUnusable(f"{told}, and {absent}, which would bring it to {SCHEMA_VERSION}, is not there")
+    if missing := load_module(MIGRATIONS):
+        raise DatabaseUnusable(f"{told}; to bring it to {SCHEMA_VERSION} needs {missing}")
     if version + 1 not in REGISTRY.migrations:
         raise DatabaseUnusable(
             f"{told}, older than any that this program opens; keep it for the program that made it, and name another"
@@ -1752,7 +1751,7 @@ def fill(connection: Connection, steps: Iterable[Migration]) -> None:
         if step.fill:
             step.fill(connection)
     for client_id in select_clients(connection):  # an ETag from before the migration must not match
-        raise_stamp(connection, client_id)
+        raise_revision(connection, client_id)
     connection.write_counts()
     if not connection.execute("SELECT 1 FROM epochs").fetchone():
         begin_epoch(connection)
@@ -1822,7 +1821,7 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(known_error(error), Busy)
 
 
-def patiently(work: Callable[[], Value], patience: float) -> Value:
+def retry_while_busy(work: Callable[[], Value], patience: float) -> Value:
     """Return what `work` returns, trying again while the database is locked, for `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
@@ -1878,7 +1877,7 @@ def open_database(settings: Settings, *, read_only: bool = False) -> SQLiteConne
                 )
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        return patiently(partial(connect, settings, read_only=read_only), settings.busy_timeout)
+        return retry_while_busy(partial(connect, settings, read_only=read_only), settings.busy_timeout)
     except (OSError, sqlite3.Error) as error:
         raise unusable(path, error) from error
 
@@ -1892,11 +1891,11 @@ def identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-CHECKPOINTER = "-checkpointer"  # the name of a file of our own beside the database ends so
+CHECKPOINT_LOCK = "-checkpointer"  # the name of a file of our own beside the database ends so
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without locks says
 
 
-class Checkpointer:
+class CheckpointLock:
     """The right to fold the WAL into the file, which one process of those that serve the database holds.
 
     SQLite before 3.51.3 can corrupt a file when two connections write and checkpoint at the same instant
@@ -1907,18 +1906,18 @@ class Checkpointer:
     """
 
     def __init__(self, db: str) -> None:
-        self.path = f"{os.path.realpath(db)}{CHECKPOINTER}"
+        self.path = f"{os.path.realpath(db)}{CHECKPOINT_LOCK}"
         self.held = False
         self._file: int | None = None
 
-    def try_take(self) -> bool:
+    def acquire(self) -> bool:
         """Take the right unless another process has it, and tell whether it is held now."""
         try:
             if fcntl is not None and not self.held:
                 if self._file is None:
                     self._file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
                     with suppress(OSError):  # as SQLite does with the WAL, when root was here first
-                        owner = Path(self.path.removesuffix(CHECKPOINTER)).stat()
+                        owner = Path(self.path.removesuffix(CHECKPOINT_LOCK)).stat()
                         os.fchown(self._file, owner.st_uid, owner.st_gid)
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.held = True
@@ -1926,7 +1925,7 @@ class Checkpointer:
             self.held = error.errno in NO_LOCKS
         return self.held
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let another process take the right."""
         if self._file is not None:
             os.close(self._file)
@@ -1948,7 +1947,7 @@ class SQLiteDatabase(Database):
     engine = "SQLite", sqlite3.sqlite_version
 
     def __init__(self, settings: Settings) -> None:
-        self.checkpointer = Checkpointer(settings.db)
+        self.checkpoint_lock = CheckpointLock(settings.db)
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
         self._lanes = {lane: threading.Lock() for lane in ("read", "export", "webhook", "maintenance")}
         self._reader: SQLiteConnection | None = None
@@ -1957,7 +1956,7 @@ class SQLiteDatabase(Database):
         self._process = 0  # the one that has opened the connections
         self._file: tuple[int, int] | None = None
         self._away = False  # whether the file at the path was found to be another one
-        self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
+        self._truncated_at: object = None  # what others had committed when the WAL was rid of all that was deleted
         absolute = Path(settings.db).absolute()  # wherever we go
         super().__init__(replace(settings, db=str(absolute)), settings.db, absolute.parent)
 
@@ -2021,7 +2020,7 @@ class SQLiteDatabase(Database):
         """
         patience = self.settings.busy_timeout if lane == "export" else BUSY_SLICE
         with suppress(OSError), ExitStack() as held:
-            if not self.checkpointer.held or self.wal_size() < MOST_WAL:
+            if not self.checkpoint_lock.held or self.wal_size() < MOST_WAL:
                 return
             for other in (self._lanes[each] for each in ("webhook", "read", "export") if each != lane):
                 if not other.acquire(timeout=patience):
@@ -2051,7 +2050,7 @@ class SQLiteDatabase(Database):
         uses: dict[UseKey, str] = {}
         with self.maintaining(patience) as connection:
             try:
-                patiently(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
+                retry_while_busy(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
                 self._is_writing = True
                 with self._uses_lock:
                     uses, self.last_uses = self.last_uses, {}
@@ -2059,7 +2058,7 @@ class SQLiteDatabase(Database):
                     write_last_uses(connection, uses)
                 yield connection
                 if connection.deletes:
-                    self._folded = None
+                    self._truncated_at = None
                 connection.write_counts()
                 connection.execute("COMMIT")
                 self.version += 1
@@ -2078,7 +2077,7 @@ class SQLiteDatabase(Database):
         while not self._is_writing:
             try:
                 with self.maintaining(BUSY_SLICE) as connection:
-                    patiently(partial(connection.execute, "BEGIN IMMEDIATE"), until - time.monotonic())
+                    retry_while_busy(partial(connection.execute, "BEGIN IMMEDIATE"), until - time.monotonic())
                     try:
                         connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
                     finally:
@@ -2113,7 +2112,7 @@ class SQLiteDatabase(Database):
 
     def owns_maintenance(self) -> bool:
         """Tell whether this process is the one that checkpoints."""
-        return self.checkpointer.held
+        return self.checkpoint_lock.held
 
     def run_maintenance(self) -> None:
         """Fold the WAL in where it is large or may have what was deleted, if it is this process that checkpoints.
@@ -2123,14 +2122,14 @@ class SQLiteDatabase(Database):
         left to the next call: no read of an embedding application waits for a write.
         """
         with suppress(sqlite3.Error, OSError, DatabaseUnusable, Busy), self.maintaining(BUSY_SLICE) as connection:
-            if not self.checkpointer.try_take():
+            if not self.checkpoint_lock.acquire():
                 return
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             (written,) = connection.execute("PRAGMA data_version").fetchone()  # another once somebody else has written
-            if written != self._folded or self.wal_size() > LARGE_WAL:
+            if written != self._truncated_at or self.wal_size() > LARGE_WAL:
                 self._is_writing = True
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                self._folded = None if busy else written  # somebody still reads what is in it
+                self._truncated_at = None if busy else written  # somebody still reads what is in it
 
     def wal_size(self) -> int:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
@@ -2189,8 +2188,8 @@ class SQLiteDatabase(Database):
                 if connection is not None:
                     connection.close()
             self._reader = self._writer = None
-            self.checkpointer.give_back()
-            self._folded = None
+            self.checkpoint_lock.release()
+            self._truncated_at = None
 
 
 def database_for(settings: Settings) -> Database:
@@ -2200,8 +2199,8 @@ def database_for(settings: Settings) -> Database:
     """
     if not (scheme := scheme_of(settings.db)):
         return SQLiteDatabase(settings)
-    if absent := load_part(ENGINE_PARTS[scheme]):
-        raise ConfigurationError(f"a database of {scheme}:// needs {absent}, which is not there")
+    if missing := load_module(ENGINE_MODULES[scheme]):
+        raise ConfigurationError(f"a database of {scheme}:// needs {missing}")
     return REGISTRY.engines[scheme](settings)
 
 
@@ -2954,15 +2953,15 @@ def tags_in(unread: Any) -> list[str]:
     return from_json(unread) if unread else []
 
 
-def mark_counter(column: str, value: str) -> str:
+def label_counter(column: str, value: str) -> str:
     """Name what counts all tasks with a rule or tag; the quotes keep its spaces from meaning a branch."""
     return f'tasks {column}:"{value}"'
 
 
-def mark_counters(rule: str | None, tags: str | None, branch: str) -> list[str]:
+def label_counters(rule: str | None, tags: str | None, branch: str) -> list[str]:
     """Name the scopes that a task counts in by its rule and tags, the latter a JSON text."""
-    names = [mark_counter("rule", rule)] if rule else []
-    names += [TAGGED, *(mark_counter("tag", tag) for tag in tags_in(tags))] if tags else ()
+    names = [label_counter("rule", rule)] if rule else []
+    names += [TAGGED, *(label_counter("tag", tag) for tag in tags_in(tags))] if tags else ()
     return [f"{name}{BRANCHES if branch else ''}" for name in names]
 
 
@@ -2978,7 +2977,7 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
 CHANGES = "changes"
 
 
-def raise_stamp(connection: Connection, client_id: str) -> None:
+def raise_revision(connection: Connection, client_id: str) -> None:
     """Raise the client's stamp, as each transaction does that changes what is the client's.
 
     How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
@@ -2987,7 +2986,7 @@ def raise_stamp(connection: Connection, client_id: str) -> None:
     connection.counted[client_id, CHANGES, "", 0] += 1 + secrets.randbelow(1 << 30)
 
 
-def select_stamp(connection: Connection, client_id: str) -> int:
+def select_revision(connection: Connection, client_id: str) -> int:
     """Return a number that is another one as soon as anything of the client has changed."""
     return sum(n for *_, n in select_counts(connection, client_id, [CHANGES]))
 
@@ -3097,7 +3096,7 @@ class IndexRange(Record, frozen=True):
         return f"SELECT {columns} FROM {tables} WHERE {' AND '.join(conditions)}"
 
 
-class Position(Record, frozen=True):
+class ListCursor(Record, frozen=True):
     """A place in a list: behind the row `seq`, in a list by severity also behind its rank."""
 
     seq: int
@@ -3127,7 +3126,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         ranges, tally = tuple(map(narrow, self.ranges)), self.tally and narrow(self.tally)
         return replace(self, ranges=ranges, tally=tally, total=None)
 
-    def behind(self, position: Position | None) -> ListPlan:
+    def behind(self, position: ListCursor | None) -> ListPlan:
         """Return the rows that come behind a position, all without one."""
         if position is None:
             return self
@@ -3223,7 +3222,7 @@ def plan_rows(
     return replace(best, order=order)
 
 
-def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
+def select_cursor_seq(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
     """Return the seq behind which a walk goes on. What it stood at may have been pruned: then its neighbour serves."""
     row = connection.execute(
         f"SELECT seq, id FROM {table} WHERE client_id = ? AND id <= ? ORDER BY id DESC LIMIT 1", (client_id, id)
@@ -3323,7 +3322,7 @@ def replace_project_type(
            WHERE client_id = ? AND name = ?""",
         (label, description, schema, client_id, name),
     )
-    drop_answers(connection, client_id, name)
+    drop_responses(connection, client_id, name)
     connection.deletes = True
 
 
@@ -3530,7 +3529,7 @@ def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
     """Fail runs of a client that have been idle for so long. A last use in the future becomes now."""
-    raise_stamp(connection, client_id)
+    raise_revision(connection, client_id)
     connection.execute(
         "UPDATE runs SET last_used_at = ? WHERE client_id = ? AND status = 'running' AND last_used_at > ?",
         (timestamp(), client_id, timestamp(ago=-CLOCKS_DIFFER)),
@@ -3639,7 +3638,7 @@ def checked_tasks(connection: Connection, client_id: str, run: RunKey, tasks: It
 
 
 def select_runs(
-    connection: Connection, client_id: str, query: RunQuery, position: Position | None
+    connection: Connection, client_id: str, query: RunQuery, position: ListCursor | None
 ) -> tuple[Iterator[Run], int]:
     """Return one page of runs, newest first, and one more if there is a further page; and how many there are in all."""
     wanted = Filter(
@@ -3662,7 +3661,7 @@ def select_runs(
 SPLIT_MARKS = dict.fromkeys((0xF73, 0xF75, 0xF81))  # the only ones of class 0 that decompose into marks of others
 
 
-def folded(text: str) -> str:
+def fold_text(text: str) -> str:
     """Return a text without case and accents: what Unicode calls a canonical caseless match, marks left out.
 
     Letters that look alike stay apart (a ligature is its letters, though, and ß is ss), and so do Hangul's syllables,
@@ -3681,10 +3680,10 @@ def words_of(
 ) -> str:
     """Return the words that a task is found by, with a space between them."""
     marks = f"{rule or ''} {location or ''} {' '.join(tags)}"
-    return " ".join(folded(f"{title} {external_id or ''} {labels} {marks}").split())
+    return " ".join(fold_text(f"{title} {external_id or ''} {labels} {marks}").split())
 
 
-def labels_of(evidence: Iterable[Any]) -> str:
+def evidence_labels(evidence: Iterable[Any]) -> str:
     """Return the labels of a task's evidence, with a space between them."""
     return " ".join([item.label for item in evidence if item.label])
 
@@ -3775,13 +3774,12 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 
 
 MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
-GATE = "findings_features/gate.py"
 
 
-def part_for(parameter: str, registered: Value | None, file: str) -> Value:
-    """Return what a part does for a parameter. :raises InvalidParameter: where the part is not there."""
+def provided_by(module: str, registered: Value | None, parameter: str) -> Value:
+    """Return what a module registered for a parameter. :raises InvalidParameter: if the module is not installed."""
     if registered is None:
-        raise InvalidParameter(parameter, f"needs {load_part(file)}, which is not there")
+        raise InvalidParameter(parameter, f"needs {load_module(module)}")
     return registered
 
 
@@ -3793,9 +3791,9 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     """
     search, new_in, baseline = None, None, None
     if query.q is not None:  # an unsound parameter is told before an unknown run
-        search = part_for("q", REGISTRY.search, "findings_features/search.py")(query.q)
+        search = provided_by(SEARCH, REGISTRY.search, "q")(query.q)
     if query.new_in is not None:
-        find_baseline = part_for("newIn", REGISTRY.baseline, GATE)
+        find_baseline = provided_by(GATE, REGISTRY.baseline, "newIn")
         new_in = select_run_key(connection, client_id, query.new_in)
         baseline = find_baseline(connection, client_id, new_in)
     ids, names = query.run_id, query.branch
@@ -3933,7 +3931,7 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
 
 
 def select_tasks(
-    connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
+    connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: ListCursor | None
 ) -> tuple[Iterator[TaskHead], ListPlan]:
     """Return one page of tasks, and one more if there is a further page; and the whole list, to be counted."""
     whole = query.view == "full"
@@ -4144,7 +4142,7 @@ def index_tasks(connection: Connection, client_id: str, states: Sequence[TaskRow
     for (project_type, target_url, branch, rule, tags, status, severity), times in kinds.items():
         names = counter_names("tasks", project_type, target_url, branch)
         if rule or tags:
-            names = (*names, *mark_counters(rule, tags, branch))
+            names = (*names, *label_counters(rule, tags, branch))
         add_to_counters(connection, client_id, names, status, severity, n * times)
     rows = [
         (client_id, tag, int(not state.branch), state.status, state.severity, state.seq)
@@ -4483,7 +4481,7 @@ class RequestKey(Record, frozen=True):
     idempotency_key: str
 
 
-class KeptAnswer(Record, frozen=True):
+class StoredResponse(Record, frozen=True):
     """An answer to a request with an Idempotency-Key."""
 
     body_hash: str
@@ -4492,7 +4490,7 @@ class KeptAnswer(Record, frozen=True):
     body: str
 
 
-def find_answer(connection: Connection, request: RequestKey, body_hash: str) -> KeptAnswer | None:
+def select_response(connection: Connection, request: RequestKey, body_hash: str) -> StoredResponse | None:
     """Return the answer that a request got before, None when there is none.
 
     :raises IdempotencyConflict: when it had another body then, or when what it was answered with is deleted.
@@ -4508,11 +4506,11 @@ def find_answer(connection: Connection, request: RequestKey, body_hash: str) -> 
         raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
     if row[0] != body_hash:
         raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
-    return KeptAnswer(*row)
+    return StoredResponse(*row)
 
 
-def insert_answer(
-    connection: Connection, request: RequestKey, answer: KeptAnswer, references: Mapping[str, bool]
+def insert_response(
+    connection: Connection, request: RequestKey, answer: StoredResponse, references: Mapping[str, bool]
 ) -> None:
     """Keep an answer, and drop some of the client's expired ones in passing.
 
@@ -4547,7 +4545,7 @@ def insert_references(connection: Connection, client_id: str, answer_seq: int, r
     )
 
 
-def drop_answers(connection: Connection, client_id: str, *deleted: str) -> None:
+def drop_responses(connection: Connection, client_id: str, *deleted: str) -> None:
     """Drop the kept answers that refer to what is deleted, by its ids or names.
 
     A key whose path is gone is forgotten, so that its next request is 404. Any other key is kept without its answer.
@@ -4756,8 +4754,8 @@ class Parsed(Struct):
             task.description, enumerate(task.evidence or ()), enumerate(task.remediation or ()), task.tags or ()
         )
         self.problems += [problem.below(pointer) for problem in problems]
-        if task.former_external_ids and (absent := load_part(FORMER_IDS)):
-            self.problems.append(Problem(f"needs {absent}, which is not installed", f"{pointer}/formerExternalIds"))
+        if task.former_external_ids and (missing := load_module(FORMER_IDS)):
+            self.problems.append(Problem(f"needs {missing}", f"{pointer}/formerExternalIds"))
         extensions = self.add_extensions(task.extensions, pointer)
         numbered = enumerate(task.remediation or (), start=1)
         steps = [StoredStep(int(each.step or position), each.instruction) for position, each in numbered]
@@ -4774,7 +4772,7 @@ class Parsed(Struct):
                 to_json_text(sorted(steps, key=attrgetter("step"))) if steps else None,
                 to_json_text(task.success_criteria) if task.success_criteria else None,
                 extensions,
-                labels_of(task.evidence) if task.evidence else "",
+                evidence_labels(task.evidence) if task.evidence else "",
                 task.rule,
                 task.location,
                 to_json_text(task.tags) if task.tags else None,
@@ -5379,7 +5377,7 @@ def require_own_site(environ: WSGIEnvironment) -> None:
 class Export(Struct, frozen=True, kw_only=True):
     """A form besides JSON in which an operation is answered: what does that, and its query, where that is another."""
 
-    answer: Callable[[Call], Outcome]
+    answer: Callable[[ApiRequest], HandlerResult]
     query: Any = None
 
 
@@ -5396,10 +5394,10 @@ class Operation(Struct, frozen=True, eq=False):
     path: str
     level: str | None
     answers: Mapping[int, Any]
-    handler: Callable[..., Outcome]
+    handler: Callable[..., HandlerResult]
     body: Any = None
     formats: Mapping[str, BodyFormat] = {}
-    query: Any = Request
+    query: Any = RequestModel
     exports: Mapping[str, Export] = {}
     refusals: tuple[type[ServiceError], ...] = ()
     tagged: bool = False
@@ -5409,8 +5407,8 @@ class Operation(Struct, frozen=True, eq=False):
 
 def operation(
     method: str, path: str, level: str | None, answers: Mapping[int, Any], *, free: FreeForm | None = None, **more: Any
-) -> Callable[[Callable[..., Outcome]], Operation]:
-    """Make an operation of its handler, which is given a `Call` and the parts of the path; `more` is as it has them.
+) -> Callable[[Callable[..., HandlerResult]], Operation]:
+    """Make an operation of its handler, which gets an `ApiRequest` and the parts of the path; `more` is as it has them.
 
     :param free: the member of the body that may be any object.
     """
@@ -5451,12 +5449,12 @@ class Router:
     def find(self, steps: Sequence[str]) -> tuple[str, dict[str, Operation], dict[str, str]] | None:
         """Return the path of operations that a request's steps are of, those by their methods, and what it names."""
         for pattern, methods in self._methods.items():
-            if (parts := path_parts(pattern, steps)) is not None:
+            if (parts := match_path(pattern, steps)) is not None:
                 return "/".join(pattern), methods, parts
         return None
 
 
-def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] | None:
+def match_path(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] | None:
     """Return the steps of a path that a pattern such as ("runs", "{run_id}") names; None where it is another path."""
     if len(pattern) != len(steps):
         return None
@@ -5469,12 +5467,11 @@ def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] |
     return parts
 
 
-def absent_answer(request: str) -> str:
-    """Return a message if the module that provides an endpoint such as "GET /" is not installed, else ""."""
-    steps = request.split("/")
-    for file, asked in API_PARTS.items():
-        if any(path_parts(each.split("/"), steps) is not None for each in asked) and (absent := load_part(file)):
-            return f"{absent}, which answers this, is not there."
+def missing_module_message(method: str, path: str) -> str:
+    """Return a message if the module that answers a request is not installed, else ""."""
+    for name, pattern in API_MODULES.items():
+        if fnmatchcase(f"{method} {path}", pattern) and (missing := load_module(name)):
+            return f"This endpoint is provided by {missing}."
     return ""
 
 
@@ -5486,7 +5483,7 @@ def absent_answer(request: str) -> str:
 DOCUMENT_PIECE = 64 * KIB  # bytes that go out at once, as many as a pipe holds
 
 
-class Document(Protocol):
+class StreamedBody(Protocol):
     """A long answer, which goes out in pieces. Who has sent it, or does not, closes it."""
 
     size: int
@@ -5498,7 +5495,7 @@ class Document(Protocol):
         """Drop it."""
 
 
-class Answer(Struct):
+class Response(Struct):
     """What a request gets: a body, or a document. Who sends it knows the length of a body.
 
     `kept` is what a request with an Idempotency-Key gets that comes again, where that is less. `names` are the ids of
@@ -5508,7 +5505,7 @@ class Answer(Struct):
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
-    document: Document | None = None
+    document: StreamedBody | None = None
     kept: bytes | None = None
     names: Sequence[str] = ()
 
@@ -5518,35 +5515,35 @@ class Answer(Struct):
         return self.document.size if self.document else len(self.body)
 
 
-class Held(Answer, kw_only=True):
+class LongPoll(Response, kw_only=True):
     """An answer that has nothing to tell yet: who can wait at no cost asks `again`, now and then, until a moment."""
 
     until: float  # as time.monotonic has it
-    again: Callable[[], Answer]
+    again: Callable[[], Response]
 
 
-def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str | None) -> Answer:
+def make_response(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str | None) -> Response:
     """Return an answer with a text, of JSON unless it is said to be another, and those headers that are not None."""
     given = {name: value for name, value in headers.items() if value is not None}
-    return Answer(status, {"Content-Type": content_type, **given}, body)
+    return Response(status, {"Content-Type": content_type, **given}, body)
 
 
-def json_answer(status: int, model: Any, location: str | None = None, names: Sequence[str] = ()) -> Answer:
+def json_response(status: int, model: Any, location: str | None = None, names: Sequence[str] = ()) -> Response:
     """Return a JSON answer."""
-    answer = whole_answer(status, to_json(model), Location=location)
+    answer = make_response(status, to_json(model), Location=location)
     answer.names = names
     return answer
 
 
-def tagged_answer(task: Task) -> Answer:
+def task_response(task: Task) -> Response:
     """Return a task as JSON, with its ETag."""
-    return whole_answer(200, to_json(task), ETag=task.etag)
+    return make_response(200, to_json(task), ETag=task.etag)
 
 
 PROBLEM_TYPE = "application/problem+json"
 
 
-def problem_answer(error: ServiceError) -> Answer:
+def problem_response(error: ServiceError) -> Response:
     """Return the answer that tells of an error."""
     titles = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
     details = ProblemDetails(
@@ -5556,7 +5553,7 @@ def problem_answer(error: ServiceError) -> Answer:
         detail=error.detail,
         errors=list(error.problems[:LISTED_PROBLEMS]) or UNSET,
     )
-    return whole_answer(error.status, to_json(details), PROBLEM_TYPE, **error.headers)
+    return make_response(error.status, to_json(details), PROBLEM_TYPE, **error.headers)
 
 
 def as_service_error(error: BaseException, environ: WSGIEnvironment) -> ServiceError:
@@ -5592,11 +5589,11 @@ class Body(Struct, frozen=True):
     too_large: bool = False
 
 
-class Deferred(Struct, eq=False, frozen=True):
+class ThreadJob(Struct, eq=False, frozen=True):
     """What is left to do for an answer, and takes so long that a server of ours has threads for it."""
 
     pool: Literal["body", "read", "export", "check", "send"]
-    work: Callable[[], Outcome]
+    work: Callable[[], HandlerResult]
 
 
 class PendingWrite(Struct, eq=False, frozen=True):
@@ -5605,38 +5602,41 @@ class PendingWrite(Struct, eq=False, frozen=True):
     `store` does it, and answers, if there is anything to.
     """
 
-    call: Call
-    store: Callable[[Connection], Answer | None]
+    request: ApiRequest
+    store: Callable[[Connection], Response | None]
 
-    def apply(self, connection: Connection) -> Answer:
+    def apply(self, connection: Connection) -> Response:
         """Store it, in a transaction, with the answer for the request's key; what that was given before is given again.
 
         :raises ServiceError: when the state does not allow it.
         """
-        call = self.call
-        if call.request_key is not None and (given := call.answered_before(connection, call.request_key)):
+        request = self.request
+        if request.request_key is not None and (given := request.earlier_response(connection, request.request_key)):
             return given
-        raise_stamp(connection, call.client_id)
-        given = self.store(connection) or Answer(204, {})
-        if call.request_key is not None:
+        raise_revision(connection, request.client_id)
+        given = self.store(connection) or Response(204, {})
+        if request.request_key is not None:
             body = given.body if given.kept is None else given.kept
-            kept = KeptAnswer(call.body_hash, given.status, given.headers.get("Location"), body.decode())
-            in_path = dict.fromkeys(call.parts.values(), True)
-            insert_answer(connection, call.request_key, kept, {**dict.fromkeys(given.names, False), **in_path})
+            kept = StoredResponse(request.body_hash, given.status, given.headers.get("Location"), body.decode())
+            in_path = dict.fromkeys(request.view_args.values(), True)
+            insert_response(connection, request.request_key, kept, {**dict.fromkeys(given.names, False), **in_path})
         return given
 
-    def work(self) -> Answer:
+    def work(self) -> Response:
         """Store it in a transaction of its own."""
-        with self.call.database.transaction(self.call.client_id) as connection:
+        with self.request.database.transaction(self.request.client_id) as connection:
             return self.apply(connection)
 
 
-Outcome: TypeAlias = Answer | Deferred | PendingWrite  # of what can be judged about a request without a lock
-NOBODY = Principal("", "", "", "")
+HandlerResult: TypeAlias = Response | ThreadJob | PendingWrite  # of what can be judged about a request without a lock
+ANONYMOUS = Principal("", "", "", "")
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
 
-class Call:
+UNROUTED = "-"  # the route of a request until its operation is known, and in the log of one that has none
+
+
+class ApiRequest:
     """One request on its way: `open`, `read`, `check`, and what that leaves to be committed, each of them once.
 
     Whoever serves decides where each of these runs, and has what they raise answered by `attempt`.
@@ -5644,9 +5644,9 @@ class Call:
 
     # By `open`
     operation: Operation
-    route = "-"  # as the log and figures name it
+    route = UNROUTED  # the template of the path
     run_id: str | None = None
-    parts: Mapping[str, str] = MappingProxyType({})  # of the path, by their names
+    view_args: Mapping[str, str] = MappingProxyType({})  # the values of the path
     form: Any = None  # of the body
     _length = 0  # of the body, where it is said
     limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
@@ -5661,7 +5661,7 @@ class Call:
     _complete = True
 
     def __init__(
-        self, service: Service, environ: WSGIEnvironment, own_path: str, principal: Principal = NOBODY
+        self, service: Service, environ: WSGIEnvironment, own_path: str, principal: Principal = ANONYMOUS
     ) -> None:
         """Nothing is judged yet.
 
@@ -5672,7 +5672,7 @@ class Call:
         self.environ, self.method, self.own_path = environ, str(environ["REQUEST_METHOD"]), own_path
         self.principal = principal
 
-    def open(self) -> Answer | None:
+    def open(self) -> Response | None:
         """Judge all that is known without the body: path, method, key, level, and how large and of which type that is.
 
         A file of the page is answered at once.
@@ -5682,22 +5682,17 @@ class Call:
         if self.own_path in REGISTRY.page_files:
             self.route = self.own_path
             return REGISTRY.page_files[self.own_path](self)
-        method = self.method.replace("HEAD", "GET")
-        if not (found := self.service.router.find(self.own_path.split("/"))):
-            raise Missing(absent_answer(f"{method} {self.own_path}") or "There is nothing at this path.")
-        self.route, methods, self.parts = found
-        if method not in methods:
-            raise WrongMethod(listed_methods(methods.values()), absent_answer(f"{method} {self.own_path}"))
-        self.run_id = self.parts.get("run_id")
-        self.operation = methods[method]
+        if self.route == UNROUTED:
+            self._find_operation()
+        self.run_id = self.view_args.get("run_id")
         if (level := self.operation.level) is not None:
-            if self.principal is NOBODY:
+            if self.principal is ANONYMOUS:
                 self.principal = self.service.authenticate(self.environ.get("HTTP_AUTHORIZATION", ""))
                 if self.principal.for_users or USER in self.environ:
                     self.principal = with_user(self.principal, self.environ)
             if LEVELS.index(self.principal.level) < LEVELS.index(level):
                 raise Forbidden(f"This needs a key of level {level}; yours is of level {self.principal.level}.")
-            if self.principal.user is not None and method != "GET":
+            if self.principal.user is not None and self.operation.method != "GET":
                 require_own_site(self.environ)
         if formats := self.operation.formats:
             settings, environ = self.service.settings, self.environ
@@ -5712,13 +5707,23 @@ class Call:
                 raise self._unsupported()
         return None
 
+    def _find_operation(self) -> None:
+        """Route the request. :raises Missing: for an unknown path. :raises WrongMethod: for a path of other methods."""
+        method = self.method.replace("HEAD", "GET")
+        if not (found := self.service.router.find(self.own_path.split("/"))):
+            raise Missing(missing_module_message(method, self.own_path) or "There is nothing at this path.")
+        self.route, methods, self.view_args = found
+        if method not in methods:
+            raise WrongMethod(listed_methods(methods.values()), missing_module_message(method, self.own_path))
+        self.operation = methods[method]
+
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The body is over {self.limit:,} bytes; send it in parts.")
 
     def _unsupported(self) -> UnsupportedMediaType:
         formats = self.operation.formats
-        absent = formats is REGISTRY.submission_formats and load_part("findings_adapters/sarif/__init__.py")
-        more = f" SARIF needs {absent}, which is not there." if absent else ""
+        missing = formats is REGISTRY.submission_formats and load_module(SARIF)
+        more = f" SARIF needs {missing}." if missing else ""
         return UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{more}")
 
     def read(self, body: Body) -> None:
@@ -5755,20 +5760,20 @@ class Call:
             self.request_key = RequestKey(self.client_id, self.principal.sender, asked.method, self.path, key)
             self.body_hash = hashlib.sha256(body.text).hexdigest()
 
-    def check(self) -> Outcome:
+    def check(self) -> HandlerResult:
         """Answer, or judge all that needs no lock; what is left to do is returned.
 
         :raises ServiceError: for what is not good.
         """
         if self.request_key is not None:
             with self.database.reading() as connection:
-                if given := self.answered_before(connection, self.request_key):
+                if given := self.earlier_response(connection, self.request_key):
                     return given
         if isinstance(self._body, SlowBody):
-            return Deferred("body", self._check_slow_body)
-        return self.export.answer(self) if self.export else self.operation.handler(self, **self.parts)
+            return ThreadJob("body", self._check_slow_body)
+        return self.export.answer(self) if self.export else self.operation.handler(self, **self.view_args)
 
-    def _check_slow_body(self) -> Outcome:
+    def _check_slow_body(self) -> HandlerResult:
         self._parse(self._body.read)
         return self.check()
 
@@ -5780,7 +5785,7 @@ class Call:
         except ValidationFailed as error:
             self._problems, self._complete = error.problems, error.complete
 
-    def attempt(self, step: Callable[..., Value], *arguments: Any) -> Value | Answer:
+    def attempt(self, step: Callable[..., Value], *arguments: Any) -> Value | Response:
         """Return what a step returns, or the answer to whatever it raises: not only `Exception`s, of libraries in Rust.
 
         What a database undoes is done again, until that was in vain a few times. Nothing else catches: what an
@@ -5795,34 +5800,34 @@ class Call:
             except BaseException as error:
                 pause = next(pauses, None) if isinstance(error, TryAgain) else None
                 if pause is None:
-                    return problem_answer(as_service_error(error, self.environ))
+                    return problem_response(as_service_error(error, self.environ))
             time.sleep(random.uniform(0, pause))  # noqa: S311 - who was in another's way is there at another time
 
-    def begin(self, body: Body | None) -> Outcome | None:
+    def begin(self, body: Body | None) -> HandlerResult | None:
         """Open the request, and go on with its body. Where that is awaited and all else is good, return None."""
         given = self.attempt(self.open)  # None where nothing is wrong
         if given is None and (body is not None or not self.operation.formats):
             return self.judge(body or Body())
         return given
 
-    def judge(self, body: Body) -> Outcome:
+    def judge(self, body: Body) -> HandlerResult:
         """Read and check what was opened."""
         if refusal := self.attempt(self.read, body):
             return refusal
         return self.attempt(self.check)
 
-    def finish(self, given: Outcome) -> Answer:
+    def finish(self, given: HandlerResult) -> Response:
         """Do what is left to do, here and at once."""
-        while not isinstance(given, Answer):
+        while not isinstance(given, Response):
             given = self.attempt(given.work)
         return given
 
-    def respond(self, receive: Callable[[int], Body]) -> Answer:
+    def respond(self, receive: Callable[[int], Body]) -> Response:
         """Answer in one go. :param receive: gives the body, of which it reads no more than so many bytes."""
         given = self.begin(None)
         if given is None:
             body = self.attempt(receive, self.limit + 1)
-            given = body if isinstance(body, Answer) else self.judge(body)
+            given = body if isinstance(body, Response) else self.judge(body)
         return self.finish(given)
 
     # For the routes
@@ -5851,22 +5856,22 @@ class Call:
             raise ValidationFailed(problems, complete=self._complete)
         return self._body
 
-    def answered_before(self, connection: Connection, key: RequestKey) -> Answer | None:
+    def earlier_response(self, connection: Connection, key: RequestKey) -> Response | None:
         """Return the answer that the request got before under its key, None when it got none."""
-        kept = find_answer(connection, key, self.body_hash)
+        kept = select_response(connection, key, self.body_hash)
         if not kept:
             return None
         tag = from_json(kept.body).get("etag") if self.operation.tagged else None
-        return whole_answer(kept.status, kept.body.encode(), Location=kept.location, ETag=tag)
+        return make_response(kept.status, kept.body.encode(), Location=kept.location, ETag=tag)
 
-    def read_slowly(self, read: Callable[[Connection], Answer]) -> Deferred:
+    def read_slowly(self, read: Callable[[Connection], Response]) -> ThreadJob:
         """Return what is left to do where `read` takes longer than others should wait."""
 
-        def work() -> Answer:
+        def work() -> Response:
             with self.database.apart() as connection:
                 return read(connection)
 
-        return Deferred("read", work)
+        return ThreadJob("read", work)
 
     @property
     def path(self) -> str:
@@ -5883,7 +5888,7 @@ class Call:
         return "/".join([urlsplit(base_url).path, *own])
 
 
-def response_of(given: Answer) -> flask.Response:
+def to_flask_response(given: Response) -> flask.Response:
     """Return an answer as Flask has it."""
     response = flask.Response(given.document or given.body, given.status, [*given.headers.items()])
     if "Content-Type" not in given.headers:
@@ -5899,48 +5904,48 @@ def response_of(given: Answer) -> flask.Response:
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 
 
-def page_position(call: Call, connection: Connection, table: str, after: str | None = None) -> Position | None:
+def read_cursor(request: ApiRequest, connection: Connection, table: str, after: str | None = None) -> ListCursor | None:
     """Return where a place in a list is, by default the `after` of the request; None without one."""
-    after = after or call.query.after
+    after = after or request.query.after
     if after is None:
         return None
-    sort, (severity, _, item_id) = getattr(call.query, "sort", ""), after.rpartition(".")
-    seq = select_position(connection, table, call.client_id, item_id, newest_first=sort != "createdAt")
+    sort, (severity, _, item_id) = getattr(request.query, "sort", ""), after.rpartition(".")
+    seq = select_cursor_seq(connection, table, request.client_id, item_id, newest_first=sort != "createdAt")
     if sort != "severity":
-        return Position(seq)
+        return ListCursor(seq)
     if not severity:
         raise InvalidParameter("after", PATTERNS[ITEM_CURSOR])
-    return Position(seq, RANKS[severity])
+    return ListCursor(seq, RANKS[severity])
 
 
-def next_link(call: Call, after: str) -> str:
+def next_link(request: ApiRequest, after: str) -> str:
     """Return the link to the page behind a place: the same query, which is known to be good, from there on."""
-    given = quote(call.environ["QUERY_STRING"], safe=PRINTABLE_IN_URL, encoding="latin-1").split("&")
+    given = quote(request.environ["QUERY_STRING"], safe=PRINTABLE_IN_URL, encoding="latin-1").split("&")
     kept = [part for part in given if unquote_plus(part.partition("=")[0]) not in ("", "page", "limit", "after")]
-    return f"{call.address}?{'&'.join([*kept, f'limit={call.query.limit}', f'after={after}'])}"
+    return f"{request.address}?{'&'.join([*kept, f'limit={request.query.limit}', f'after={after}'])}"
 
 
 SHORT_SHARE = 1 / 25  # of `LIST_TIME` that a list may take on the event loop
 
 
-def answer_list(call: Call, read: Callable[[Connection], Answer]) -> Answer | Deferred:
+def list_response(request: ApiRequest, read: Callable[[Connection], Response]) -> Response | ThreadJob:
     """Respond with a list at once, or read it in the slow-read pool if that takes longer than others should wait.
 
     :raises InvalidParameter: if it takes more than `LIST_TIME` there.
     """
 
-    def read_in_time(connection: Connection) -> Answer:
+    def read_in_time(connection: Connection) -> Response:
         with in_list_time(connection):
             return read(connection)
 
-    if not call.database.threads and not getattr(call.query, "may_take_long", False):
+    if not request.database.threads and not getattr(request.query, "may_take_long", False):
         with (
             suppress(TimeoutError),
-            call.database.snapshot() as connection,
+            request.database.snapshot() as connection,
             connection.limited(LIST_TIME * SHORT_SHARE),
         ):
             return read(connection)
-    return call.read_slowly(read_in_time)
+    return request.read_slowly(read_in_time)
 
 
 @contextmanager
@@ -5957,24 +5962,24 @@ def in_list_time(connection: Connection) -> Iterator[None]:
         raise InvalidParameter("query string", detail) from None
 
 
-def answer_unless_known(call: Call, connection: Connection, make: Callable[[], bytes]) -> Answer:
+def conditional_response(request: ApiRequest, connection: Connection, make: Callable[[], bytes]) -> Response:
     """Answer what `make` makes with a weak ETag, or that the caller has it (RFC 9110, 13.1.2).
 
     The ETag is another one once anything of the client has changed, and on another day: an overview ends with today.
     So it is for another assignee, because "me" is another for each user.
     """
-    assignee = getattr(call.query, "assignee", None)
+    assignee = getattr(request.query, "assignee", None)
     whose = f"-{hashlib.sha256(assignee.encode()).hexdigest()[:16]}" if assignee else ""
-    tag = f'"{select_stamp(connection, call.client_id)}-{timestamp()[:10]}{whose}"'
-    headers = {"ETag": f"W/{tag}", "Allow": methods_for(call.principal.level, call.operation.path)}
-    had = call.environ.get("HTTP_IF_NONE_MATCH", "")
+    tag = f'"{select_revision(connection, request.client_id)}-{timestamp()[:10]}{whose}"'
+    headers = {"ETag": f"W/{tag}", "Allow": methods_for(request.principal.level, request.operation.path)}
+    had = request.environ.get("HTTP_IF_NONE_MATCH", "")
     if had.strip() == "*" or tag in had:
-        return Answer(304, headers)
-    asked = (tag, call.client_id, call.address, call.environ["QUERY_STRING"])
-    return whole_answer(200, connection.recall_page(asked, make), **headers)
+        return Response(304, headers)
+    asked = (tag, request.client_id, request.address, request.environ["QUERY_STRING"])
+    return make_response(200, connection.recall_page(asked, make), **headers)
 
 
-class Taken(Struct):
+class PageItems(Struct):
     """The items of a page as they go out, the last of them as it was read, and whether the list goes on behind it."""
 
     items: list[Any] = []
@@ -5985,12 +5990,12 @@ class Taken(Struct):
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
 
 
-def take(items: Iterable[Any], limit: int) -> Taken:
+def take_items(items: Iterable[Any], limit: int) -> PageItems:
     """Take the items of a page, each encoded as soon as it is read; the page ends early where it would be too large.
 
     :param items: one more than belongs on the page, if there is a further one.
     """
-    taken, weight = Taken(), 0
+    taken, weight = PageItems(), 0
     for item in items:
         text = to_json(item)
         weight += len(text) + 1
@@ -6007,11 +6012,11 @@ def cursor_of(query: Any, item: Any) -> str:
     return f"{item.severity}.{item.id}" if getattr(query, "sort", "") == "severity" else str(item.id)
 
 
-def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
+def page_of(request: ApiRequest, taken: PageItems, total: int) -> tuple[Any, ...]:
     """Return the fields of a page."""
-    link = next_link(call, cursor_of(call.query, taken.last)) if taken.more else None
-    page = None if call.query.after is not None else call.query.page or 1
-    return page, call.query.limit, total, link, taken.items
+    link = next_link(request, cursor_of(request.query, taken.last)) if taken.more else None
+    page = None if request.query.after is not None else request.query.page or 1
+    return page, request.query.limit, total, link, taken.items
 
 
 NO_TARGET = ""
@@ -6019,55 +6024,57 @@ METADATA = FreeForm("metadata", read_metadata)
 
 
 @operation("POST", "/api/v1/runs", "agent", {201: Run}, body=RunStart, free=METADATA, refusals=(UnknownProjectType,))
-def post_runs(call: Call) -> PendingWrite:
+def post_runs(request: ApiRequest) -> PendingWrite:
     """Start a run."""
-    body: RunStart = call.checked_body()
+    body: RunStart = request.checked_body()
     metadata = read_metadata(body.metadata)
 
-    def start(connection: Connection) -> Answer:
-        call.service.fail_idle_runs(connection, call.client_id)
+    def start(connection: Connection) -> Response:
+        request.service.fail_idle_runs(connection, request.client_id)
         target, branch = body.target_url or NO_TARGET, body.branch or MAIN_LINE
-        run = insert_run(connection, call.principal, body.project_type, target, metadata, branch)
-        call.run_id = run.id
-        return json_answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}", [run.id])
+        run = insert_run(connection, request.principal, body.project_type, target, metadata, branch)
+        request.run_id = run.id
+        return json_response(
+            201, select_run(connection, request.client_id, run), f"{request.address}/{run.id}", [run.id]
+        )
 
-    return PendingWrite(call, start)
+    return PendingWrite(request, start)
 
 
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, stamped=True)
-def get_runs(call: Call) -> Answer | Deferred:
+def get_runs(request: ApiRequest) -> Response | ThreadJob:
     """List runs, newest first."""
 
-    def read(connection: Connection) -> Answer:
+    def read(connection: Connection) -> Response:
         def make() -> bytes:
-            position = page_position(call, connection, "runs")
-            runs, total = select_runs(connection, call.client_id, call.query, position)
-            return to_json(RunPage(*page_of(call, take(runs, call.query.limit), total)))
+            position = read_cursor(request, connection, "runs")
+            runs, total = select_runs(connection, request.client_id, request.query, position)
+            return to_json(RunPage(*page_of(request, take_items(runs, request.query.limit), total)))
 
-        return answer_unless_known(call, connection, make)
+        return conditional_response(request, connection, make)
 
-    return answer_list(call, read)
+    return list_response(request, read)
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
-def get_run(call: Call, run_id: str) -> Answer | Deferred:
+def get_run(request: ApiRequest, run_id: str) -> Response | ThreadJob:
     """Get a run, with a summary of the tasks that it reported."""
 
-    def read(connection: Connection) -> Answer:
-        run = select_used_run(call, connection, run_id)
-        return json_answer(200, select_run_with_summary(connection, call.client_id, run))
+    def read(connection: Connection) -> Response:
+        run = select_used_run(request, connection, run_id)
+        return json_response(200, select_run_with_summary(connection, request.client_id, run))
 
-    with call.database.snapshot() as connection:
-        if select_run_key(connection, call.client_id, run_id).reported <= 5_000:
+    with request.database.snapshot() as connection:
+        if select_run_key(connection, request.client_id, run_id).reported <= 5_000:
             return read(connection)
-    return call.read_slowly(read)  # the summary of so many tasks takes longer than others should wait
+    return request.read_slowly(read)  # the summary of so many tasks takes longer than others should wait
 
 
-def select_used_run(call: Call, connection: Connection, run_id: str) -> RunKey:
+def select_used_run(request: ApiRequest, connection: Connection, run_id: str) -> RunKey:
     """Return a run's key, and note that it is in use. :raises Missing: when there is no such run."""
-    run = select_run_key(connection, call.client_id, run_id)
+    run = select_run_key(connection, request.client_id, run_id)
     if run.status == "running":
-        call.database.use_later(call.client_id, "runs", run.seq, timestamp())
+        request.database.use_later(request.client_id, "runs", run.seq, timestamp())
     return run
 
 
@@ -6093,19 +6100,19 @@ def run_update_problems(update: RunUpdate) -> list[Problem]:
     free=METADATA,
     refusals=(RunFinished,),
 )
-def patch_run(call: Call, run_id: str) -> PendingWrite:
+def patch_run(request: ApiRequest, run_id: str) -> PendingWrite:
     """Finish a run, resolve what it did not report any more if asked to, and add to its metadata."""
-    find = partial(select_run_key, client_id=call.client_id, run_id=run_id)
-    update: RunUpdate = call.checked_body(find, run_update_problems)
-    if update.gate and (absent := load_part(GATE)):
-        raise ValidationFailed([Problem(f"needs {absent}, which is not installed", "/gate")])
+    find = partial(select_run_key, client_id=request.client_id, run_id=run_id)
+    update: RunUpdate = request.checked_body(find, run_update_problems)
+    if update.gate and (missing := load_module(GATE)):
+        raise ValidationFailed([Problem(f"needs {missing}", "/gate")])
 
-    def finish(connection: Connection) -> Answer:
+    def finish(connection: Connection) -> Response:
         run = find(connection)
-        finish_run(connection, call.principal, run, update)
-        return json_answer(200, select_run_with_summary(connection, call.client_id, run))
+        finish_run(connection, request.principal, run, update)
+        return json_response(200, select_run_with_summary(connection, request.client_id, run))
 
-    return PendingWrite(call, finish)
+    return PendingWrite(request, finish)
 
 
 @operation(
@@ -6117,27 +6124,27 @@ def patch_run(call: Call, run_id: str) -> PendingWrite:
     formats=REGISTRY.submission_formats,
     refusals=(RunFinished, ExtensionCheckTimeout),
 )
-def post_tasks(call: Call, run_id: str) -> Outcome:
+def post_tasks(request: ApiRequest, run_id: str) -> HandlerResult:
     """Submit one task, or a batch of which all are stored or none."""
-    with call.database.reading() as connection:
-        run, schema = select_run_and_schema(connection, call.client_id, run_id)
-    parsed: Parsed = call.checked_body()
+    with request.database.reading() as connection:
+        run, schema = select_run_and_schema(connection, request.client_id, run_id)
+    parsed: Parsed = request.checked_body()
 
-    def store(connection: Connection) -> Answer:
-        submission = submit_reports(connection, call.principal, run, parsed.reports, parsed.number)
+    def store(connection: Connection) -> Response:
+        submission = submit_reports(connection, request.principal, run, parsed.reports, parsed.number)
         names = [result.id for result in submission.tasks]
-        return json_answer(201 if submission.created else 200, submission, names=names)
+        return json_response(201 if submission.created else 200, submission, names=names)
 
     def check(schema: str | None) -> PendingWrite:
         if schema is not None:
-            call.form.judge(schema, parsed, call.service.settings)
+            request.form.judge(schema, parsed, request.service.settings)
         if parsed.problems:
             raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
-        return PendingWrite(call, store)
+        return PendingWrite(request, store)
 
     if schema is None or accepted_fast(schema, parsed.extensions):
         return check(None)
-    return Deferred("check", partial(check, schema))
+    return ThreadJob("check", partial(check, schema))
 
 
 @operation(
@@ -6149,28 +6156,28 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
     exports=REGISTRY.list_exports,
     stamped=True,
 )
-def get_tasks(call: Call) -> Answer | Deferred:
+def get_tasks(request: ApiRequest) -> Response | ThreadJob:
     """List tasks, newest first or by severity."""
-    query: TaskQuery = call.query
+    query: TaskQuery = request.query
 
-    def read(connection: Connection) -> Answer:
+    def read(connection: Connection) -> Response:
         def make() -> bytes:
-            position = page_position(call, connection, "tasks")
-            wanted = read_task_filter(connection, call.client_id, query)
-            tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
-            taken = take(tasks, query.limit)  # heads or whole tasks: their pages have the same fields
-            return to_json(TaskPage(*page_of(call, taken, whole.count(connection))))
+            position = read_cursor(request, connection, "tasks")
+            wanted = read_task_filter(connection, request.client_id, query)
+            tasks, whole = select_tasks(connection, request.client_id, wanted, query, position)
+            taken = take_items(tasks, query.limit)  # heads or whole tasks: their pages have the same fields
+            return to_json(TaskPage(*page_of(request, taken, whole.count(connection))))
 
-        return answer_unless_known(call, connection, make)
+        return conditional_response(request, connection, make)
 
-    return answer_list(call, read)
+    return list_response(request, read)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
-def get_task(call: Call, task_id: str) -> Answer:
+def get_task(request: ApiRequest, task_id: str) -> Response:
     """Get a whole task."""
-    with call.database.reading() as connection:
-        return tagged_answer(select_task(connection, call.client_id, task_id))
+    with request.database.reading() as connection:
+        return task_response(select_task(connection, request.client_id, task_id))
 
 
 @operation(
@@ -6183,62 +6190,65 @@ def get_task(call: Call, task_id: str) -> Answer:
     tagged=True,
     keyed=True,
 )
-def patch_task(call: Call, task_id: str) -> PendingWrite:
+def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
-    find = partial(select_task_row, client_id=call.client_id, task_id=task_id)
-    update: TaskUpdate = call.checked_body(find, decision_problems)
+    find = partial(select_task_row, client_id=request.client_id, task_id=task_id)
+    update: TaskUpdate = request.checked_body(find, decision_problems)
 
-    def triage(connection: Connection) -> Answer:
+    def triage(connection: Connection) -> Response:
         state = find(connection)
-        if call.expected is not None:
-            etag = select_task(connection, call.client_id, task_id).etag
-            if not call.expected.contains_raw(etag):
+        if request.expected is not None:
+            etag = select_task(connection, request.client_id, task_id).etag
+            if not request.expected.contains_raw(etag):
                 raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
-        triage_tasks(connection, call.principal, [state], update)
-        answer = tagged_answer(task := select_task(connection, call.client_id, task_id))
+        triage_tasks(connection, request.principal, [state], update)
+        answer = task_response(task := select_task(connection, request.client_id, task_id))
         answer.names = task.run_id, task.last_run_id
         return answer
 
-    return PendingWrite(call, triage)
+    return PendingWrite(request, triage)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
-def get_task_history(call: Call, task_id: str) -> Answer | Deferred:
+def get_task_history(request: ApiRequest, task_id: str) -> Response | ThreadJob:
     """Get what happened to a task, oldest first."""
-    before, limit = int(call.query.after or 0), call.query.limit
+    before, limit = int(request.query.after or 0), request.query.limit
 
-    def read(connection: Connection) -> Answer:
-        state = select_task_row(connection, call.client_id, task_id)
-        taken = take(select_history(connection, call.client_id, state.seq, limit, before), limit)
-        link = next_link(call, str(before + len(taken.items))) if taken.more else None
-        return json_answer(200, History(taken.items, link))
+    def read(connection: Connection) -> Response:
+        state = select_task_row(connection, request.client_id, task_id)
+        taken = take_items(select_history(connection, request.client_id, state.seq, limit, before), limit)
+        link = next_link(request, str(before + len(taken.items))) if taken.more else None
+        return json_response(200, History(taken.items, link))
 
-    return answer_list(call, read)
+    return list_response(request, read)
 
 
 def define(
-    call: Call, name: str, body: ProjectTypeUpdate, store: Callable[[Connection, str, str, str | None], Answer]
-) -> Deferred:
+    request: ApiRequest,
+    name: str,
+    body: ProjectTypeUpdate,
+    store: Callable[[Connection, str, str, str | None], Response],
+) -> ThreadJob:
     """Return what is left to do where `store` is given label, description and schema of a body, once that is checked.
 
     The schema is stored as it was sent.
     """
 
     def check() -> PendingWrite:
-        schema = read_schema(body.extension_schema, call.service.settings)
+        schema = read_schema(body.extension_schema, request.service.settings)
         label = name if body.label is None else body.label
-        return PendingWrite(call, lambda connection: store(connection, label, body.description or "", schema))
+        return PendingWrite(request, lambda connection: store(connection, label, body.description or "", schema))
 
-    return Deferred("check", check)
+    return ThreadJob("check", check)
 
 
 @operation("GET", "/api/v1/project-types", "read", {200: ProjectTypes})
-def get_project_types(call: Call) -> Answer:
+def get_project_types(request: ApiRequest) -> Response:
     """List all project types, by name and without their schemas."""
-    with call.database.reading() as connection:
-        return json_answer(200, ProjectTypes(select_project_types(connection, call.client_id)))
+    with request.database.reading() as connection:
+        return json_response(200, ProjectTypes(select_project_types(connection, request.client_id)))
 
 
 EXTENSION_SCHEMA = FreeForm("extensionSchema", read_schema, nul=True)
@@ -6253,24 +6263,26 @@ EXTENSION_SCHEMA = FreeForm("extensionSchema", read_schema, nul=True)
     free=EXTENSION_SCHEMA,
     refusals=(ProjectTypeExists, ExtensionCheckTimeout),
 )
-def post_project_types(call: Call) -> Deferred:
+def post_project_types(request: ApiRequest) -> ThreadJob:
     """Register a project type; the same definition again changes nothing."""
-    body: ProjectTypeDefinition = call.checked_body()
+    body: ProjectTypeDefinition = request.checked_body()
     name = body.name
 
-    def register(connection: Connection, *definition: Any) -> Answer:
-        created = insert_project_type(connection, call.client_id, name, *definition)
-        registered = select_project_type(connection, call.client_id, name)
-        return json_answer(201 if created else 200, registered, f"{call.address}/{name}" if created else None, [name])
+    def register(connection: Connection, *definition: Any) -> Response:
+        created = insert_project_type(connection, request.client_id, name, *definition)
+        registered = select_project_type(connection, request.client_id, name)
+        return json_response(
+            201 if created else 200, registered, f"{request.address}/{name}" if created else None, [name]
+        )
 
-    return define(call, name, body, register)
+    return define(request, name, body, register)
 
 
 @operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
-def get_project_type(call: Call, name: str) -> Answer:
+def get_project_type(request: ApiRequest, name: str) -> Response:
     """Get a project type with its schema."""
-    with call.database.reading() as connection:
-        return json_answer(200, select_project_type(connection, call.client_id, name))
+    with request.database.reading() as connection:
+        return json_response(200, select_project_type(connection, request.client_id, name))
 
 
 @operation(
@@ -6282,27 +6294,27 @@ def get_project_type(call: Call, name: str) -> Answer:
     free=EXTENSION_SCHEMA,
     refusals=(ExtensionCheckTimeout,),
 )
-def put_project_type(call: Call, name: str) -> Deferred:
+def put_project_type(request: ApiRequest, name: str) -> ThreadJob:
     """Replace a project type's label, description and schema; stored tasks are not judged again."""
-    with call.database.reading() as connection:
-        select_project_type(connection, call.client_id, name)
-    body: ProjectTypeUpdate = call.checked_body()
+    with request.database.reading() as connection:
+        select_project_type(connection, request.client_id, name)
+    body: ProjectTypeUpdate = request.checked_body()
     if body.name not in (None, name):
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
 
-    def store(connection: Connection, *definition: Any) -> Answer:
-        replace_project_type(connection, call.client_id, name, *definition)
-        return json_answer(200, select_project_type(connection, call.client_id, name))
+    def store(connection: Connection, *definition: Any) -> Response:
+        replace_project_type(connection, request.client_id, name, *definition)
+        return json_response(200, select_project_type(connection, request.client_id, name))
 
-    return define(call, name, body, store)
+    return define(request, name, body, store)
 
 
 @operation("GET", "/healthz", None, {200: Health})
-def get_health(call: Call) -> Answer:
+def get_health(request: ApiRequest) -> Response:
     """Tell whether the database can be read and written."""
-    call.service.check_health()
-    name, version = call.database.engine
-    return json_answer(200, Health("ok", __version__, **{name.lower(): version}))
+    request.service.check_health()
+    name, version = request.database.engine
+    return json_response(200, Health("ok", __version__, **{name.lower(): version}))
 
 
 REGISTRY.add_operations(*[each for each in globals().values() if isinstance(each, Operation)])  # all from above
@@ -6327,7 +6339,7 @@ def open_once(service: Service) -> None:
     try:
         with service.database.transaction() as connection:
             insert_client(connection, "default")  # a file that may not be written is told of now
-        load_part("findings_features/migrations.py")
+        load_module(MIGRATIONS)
         REGISTRY.refresh(service.database)
         for _ in idle_slices(service.database, service.settings.run_timeout):
             pass
@@ -6344,19 +6356,19 @@ def start_service(settings: Settings) -> Service:
     :raises ConfigurationError: for a part or a package that is not there.
     :raises DatabaseUnusable: when the database cannot be opened.
     """
-    load_parts()
+    load_modules()
     service = Service(settings)
-    for setting, file in OBSERVER_PARTS.items():
+    for setting, module in OBSERVER_MODULES.items():
         if not getattr(settings, setting):
             continue
         variable = f"FINDINGS_{setting.upper()}"
         try:
-            absent = load_part(file)
+            missing = load_module(module)
         except ImportError as error:
             needed = (error.name or "").partition(".")[0]
             raise ConfigurationError(f"{variable} needs the package {needed}{installing(setting)}") from None
-        if absent:
-            raise ConfigurationError(f"{variable} needs {absent}, which is not there")
+        if missing:
+            raise ConfigurationError(f"{variable} needs {missing}")
         REGISTRY.observers[setting](service)
     open_once(service)
     return service
@@ -6379,13 +6391,13 @@ def received(most: int) -> Body:
         return Body(whole=False)
 
 
-def answer_alone(call: Call, receive: Callable[[int], Body]) -> Answer:
+def respond_in_thread(request: ApiRequest, receive: Callable[[int], Body]) -> Response:
     """Answer a request where no server of ours does: do the maintenance behind it, and tell who listens."""
     began = time.perf_counter()
-    given = call.respond(receive)
-    call.service.maintain_now_and_then(deleted=call.method in ("DELETE", "PUT"))
-    for listener in call.service.listeners.answered:
-        listener(call, given.status, given.size, time.perf_counter() - began)
+    given = request.respond(receive)
+    request.service.maintain_now_and_then(deleted=request.method in ("DELETE", "PUT"))
+    for listener in request.service.listeners.answered:
+        listener(request, given.status, given.size, time.perf_counter() - began)
     return given
 
 
@@ -6410,28 +6422,30 @@ def create_blueprint(
     blueprint = FindingsBlueprint(name, __name__)
     blueprint.service = service
 
-    def add_rule(start: str, rest: str = "") -> None:
-        def view(rest: str = "") -> flask.Response:
-            call = Call(service, flask.request.environ, f"{start}{rest}")
+    def add_rule(rule: str, endpoint: str, operation: Operation | None = None) -> None:
+        def view(**view_args: str) -> flask.Response:
+            path = rule.replace("<path:rest>", view_args.get("rest", ""))
+            request = ApiRequest(service, flask.request.environ, path)
+            if operation:
+                request.operation, request.route, request.view_args = operation, operation.path, view_args
             if flask.request.max_content_length is not None:
-                call.limit = flask.request.max_content_length
-            return response_of(answer_alone(call, received))
+                request.limit = flask.request.max_content_length
+            return to_flask_response(respond_in_thread(request, received))
 
+        methods = [operation.method] if operation else ANY_METHOD
         blueprint.add_url_rule(
-            f"{start}{rest}",
-            start.strip("/").replace("/", "_") or "page_root",
-            view,
-            methods=ANY_METHOD,
-            strict_slashes=start != "/",
-            provide_automatic_options=False,
+            rule, endpoint, view, methods=methods, strict_slashes=rule != "/", provide_automatic_options=False
         )
 
-    add_rule(f"{API}/", "<path:rest>")
-    for path in {each.path for each in service.router.operations if not each.path.startswith(API)}:
-        add_rule(path)
+    for each in service.router.operations:
+        add_rule(each.path.replace("{", "<").replace("}", ">"), each.handler.__name__, each)
+    # All other requests, which get a problem response: unknown paths, and methods that a path does not have.
+    add_rule(f"{API}/<path:rest>", "unknown")
+    for path in sorted({each.path for each in service.router.operations if not each.path.startswith(API)}):
+        add_rule(path, f"unknown_{path.strip('/')}")
     if page and REGISTRY.page_files:
-        add_rule("/")
-        add_rule(PAGE_FOLDER, "<path:rest>")
+        add_rule("/", "page")
+        add_rule(f"{PAGE_FOLDER}<path:rest>", "page_file")
     return blueprint
 
 
@@ -6450,8 +6464,10 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     def refuse_unrouted(error: Exception) -> flask.Response:
         environ = flask.request.environ
         if isinstance(error, (NotFound, MethodNotAllowed)):
-            return response_of(answer_alone(Call(service, environ, decoded(environ.get("PATH_INFO", ""))), received))
-        return response_of(problem_answer(as_service_error(error, environ)))
+            return to_flask_response(
+                respond_in_thread(ApiRequest(service, environ, decoded(environ.get("PATH_INFO", ""))), received)
+            )
+        return to_flask_response(problem_response(as_service_error(error, environ)))
 
     app = flask.Flask(__name__, static_folder=None)
     app.url_map.merge_slashes = False
@@ -6551,18 +6567,17 @@ def is_closed(stream: typing.TextIO | None) -> bool:
     return getattr(stream, "stream", stream) is None
 
 
-# The part of each command.
-COMMAND_PARTS = {
-    "scan": "findings_adapters/ci.py",
-    "export": "findings_adapters/ci.py",
-    "gate": "findings_adapters/ci.py",
-    "mcp": "findings_adapters/mcp/__init__.py",
-    "copy": "findings_adapters/postgres/__init__.py",
-    "check": "findings_features/audit.py",
-    "backup": "findings_features/backup.py",
-    "compact": "findings_features/backup.py",
-    "restore": "findings_features/restore.py",
-    "prune": "findings_features/deletion.py",
+COMMAND_MODULES = {
+    "scan": "findings_adapters.ci",
+    "export": "findings_adapters.ci",
+    "gate": "findings_adapters.ci",
+    "mcp": "findings_adapters.mcp",
+    "copy": "findings_adapters.postgres",
+    "check": "findings_features.audit",
+    "backup": "findings_features.backup",
+    "compact": "findings_features.backup",
+    "restore": "findings_features.restore",
+    "prune": "findings_features.deletion",
 }
 
 
@@ -6600,14 +6615,14 @@ class MainGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        for file in COMMAND_PARTS.values():
-            load_part(file)
+        for module in COMMAND_MODULES.values():
+            load_module(module)
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command. :raises click.UsageError: for one of a part that is absent."""
-        if cmd_name in COMMAND_PARTS and (absent := load_part(COMMAND_PARTS[cmd_name])):
-            ctx.fail(f"`{cmd_name}` needs {absent}, which is not there")
+        if cmd_name in COMMAND_MODULES and (missing := load_module(COMMAND_MODULES[cmd_name])):
+            ctx.fail(f"`{cmd_name}` needs {missing}")
         return super().get_command(ctx, cmd_name)
 
 
@@ -6708,7 +6723,7 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         raise click.ClickException(
             "`serve` runs on Linux and macOS; on Windows, give create_app() to a WSGI server such as waitress"
         )
-    load_part("findings_adapters/serving/__init__.py")
+    load_module(SERVING)
     with readable_errors(db):
         settings = Settings.read(db=db)
         try:
@@ -6725,7 +6740,7 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
     """
     for given, name in ((workers > 1, "--workers"), (settings.keep, "FINDINGS_KEEP")):
         if given:
-            raise ConfigurationError(f"{name} needs findings_adapters/serving, which is not there")
+            raise ConfigurationError(f"{name} needs {load_module(SERVING)}")
 
     class Handler(WSGIRequestHandler):
         timeout = settings.body_timeout  # of who sends nothing

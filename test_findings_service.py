@@ -762,10 +762,10 @@ def test_a_body_that_breaks_rules_is_looked_through_in_a_thread(app: flask.Flask
     ):
         given = []
         for body in (good, bad):
-            call = findings_service.Call(app.extensions["findings"], {**environ, "PATH_INFO": path}, path)
+            call = findings_service.ApiRequest(app.extensions["findings"], {**environ, "PATH_INFO": path}, path)
             given.append(call.begin(findings_service.Body(json.dumps(body).encode())))
         assert isinstance(given[0], findings_service.PendingWrite)
-        assert isinstance(given[1], findings_service.Deferred)
+        assert isinstance(given[1], findings_service.ThreadJob)
         assert (given[1].pool, call.finish(given[1]).status) == ("body", 422)
 
 
@@ -786,15 +786,15 @@ def test_a_list_of_many_index_ranges_is_read_beside_the_event_loop(
 ) -> None:
     def begin() -> Any:
         environ = {"REQUEST_METHOD": "GET", "QUERY_STRING": query, "HTTP_AUTHORIZATION": f"Bearer {client.key}"}
-        return findings_service.Call(app.extensions["findings"], environ, f"{API}/{path}").begin(
+        return findings_service.ApiRequest(app.extensions["findings"], environ, f"{API}/{path}").begin(
             findings_service.Body()
         )
 
     client.register("web")
-    assert isinstance(begin(), findings_service.Deferred if slow else findings_service.Answer)
+    assert isinstance(begin(), findings_service.ThreadJob if slow else findings_service.Response)
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
     monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
-    assert isinstance(begin(), findings_service.Deferred)
+    assert isinstance(begin(), findings_service.ThreadJob)
 
 
 MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
@@ -1227,8 +1227,8 @@ def test_what_follows_a_restored_backup_has_other_etags_than_what_followed_it_be
     stamps = set()
     for _ in range(2):
         with suppress(ZeroDivisionError), database_of(app).transaction("default") as connection:
-            findings_service.raise_stamp(connection, "default")
-            stamps.add(findings_service.select_stamp(connection, "default"))
+            findings_service.raise_revision(connection, "default")
+            stamps.add(findings_service.select_revision(connection, "default"))
             1 / 0  # noqa: B018
     assert len(stamps) == 2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from findings_adapters.client import Findings, Refused, Unavailable, stoppable
+from findings_client import Findings, Refused, Unavailable, stoppable
 from findings_service import ConfigurationError
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 1}

@@ -29,7 +29,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from findings_adapters.client import Remote, Service, Unavailable, stoppable
+from findings_client import Client, Remote, Unavailable, stoppable
 
 PACKAGES = "patroni python3-etcd etcd-server haproxy postgresql"
 HOST = "127.0.0.1"
@@ -414,7 +414,7 @@ class Writer(threading.Thread):
 # ---------------------------------------------------------------------------
 
 
-def faults_of(service: Service, told: Told) -> Iterator[str]:
+def faults_of(service: Client, told: Told) -> Iterator[str]:
     """Give what a service answers otherwise than its writers were told, a line each."""
     yield from told.faults
     tasks = [*listed(service, "tasks?limit=200")]
@@ -438,7 +438,7 @@ def faults_of(service: Service, told: Told) -> Iterator[str]:
     yield from (f"run {name} is there {runs[name]} times" for name in {*runs, *told.runs} if runs[name] != 1)
 
 
-def listed(service: Service, link: str | None) -> Iterator[dict[str, Any]]:
+def listed(service: Client, link: str | None) -> Iterator[dict[str, Any]]:
     """Give the items of a list, from page to page."""
     while link:
         answer = json.loads(service.request("GET", link).body)
@@ -493,7 +493,7 @@ class Trial:
         self._keys = {each: front.run("keys", "create", "trial", "--client", each, "--level=full") for each in CLIENTS}
         self._told = {client: Told() for client in CLIENTS}
         for key in self._keys.values():
-            Service(front.remotes(key)[0]).request("POST", "project-types", {"name": "web"})
+            Client(front.remotes(key)[0]).request("POST", "project-types", {"name": "web"})
 
     def round(self, number: int) -> bool:
         """Kill a node under load, have it back, print what was seen, and return whether all was good."""
@@ -544,7 +544,7 @@ class Trial:
         faults = [
             f"{client}: {fault}"
             for client, told in self._told.items()
-            for fault in faults_of(Service(Remote(f"http://{HOST}:{self._front.ports[0]}", self._keys[client])), told)
+            for fault in faults_of(Client(Remote(f"http://{HOST}:{self._front.ports[0]}", self._keys[client])), told)
         ]
         told = self._told.values()
         tasks, runs = sum(len(each.tasks) for each in told), sum(len(each.runs) for each in told)

@@ -20,7 +20,7 @@ from typing import Any
 from urllib3 import PoolManager, Retry
 from urllib3.exceptions import HTTPError
 
-from findings_adapters.client import Findings, Refused, Unavailable, stoppable
+from findings_client import Findings, Refused, Unavailable, stoppable
 from findings_features.events import Event, Events
 from findings_service import ConfigurationError
 

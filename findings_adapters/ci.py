@@ -25,24 +25,8 @@ import msgspec
 import regex
 from msgspec import Raw, Struct
 
-import findings_service as heart
-from findings_adapters.client import (
-    Answer,
-    Refused,
-    RunSession,
-    Service,
-    Stopped,
-    Unavailable,
-    combined,
-    in_json,
-    query_of,
-    quoted,
-    service_at,
-    service_options,
-    stoppable,
-)
+from findings_adapters.connecting import combined, service_at, service_options
 from findings_adapters.git import find_commit, is_before, is_tracked, renames_since, top_of
-from findings_adapters.marks import end_of
 from findings_adapters.platforms import Place, place_of
 from findings_adapters.scan_config import (
     BARS,
@@ -64,11 +48,46 @@ from findings_adapters.scan_config import (
     remove_marks,
     text_in,
 )
+from findings_client import (
+    Client,
+    Refused,
+    Reply,
+    RunSession,
+    Stopped,
+    Unavailable,
+    in_json,
+    query_of,
+    quoted,
+    stoppable,
+)
 from findings_features.exports import ExportQuery
 from findings_features.gate import BASELINES, Gate, blocking_statuses
+from findings_features.labels import end_of
+from findings_service import (
+    ENGINE_ERRORS,
+    HTTP_URL,
+    SEVERITIES,
+    UNCHECKED,
+    ConfigurationError,
+    DatabaseUnusable,
+    Run,
+    RunPage,
+    ServiceError,
+    Settings,
+    Submission,
+    TaskHead,
+    TaskPage,
+    ValidationFailed,
+    for_terminal,
+    load_module,
+    load_modules,
+    main,
+    schemas_of,
+    scheme_of,
+    truncate,
+)
 
 SARIF = "application/sarif+json"
-SEVERITIES = heart.SEVERITIES
 
 # ---------------------------------------------------------------------------
 # How a command ends
@@ -109,11 +128,11 @@ def exit_codes() -> Iterator[None]:
             yield
     except click.ClickException:
         raise
-    except heart.ConfigurationError as error:
+    except ConfigurationError as error:
         raise BadInput(str(error)) from None
     except Refused as error:
         raise (BadInput if error.status in BAD_INPUT else Failed)(str(error)) from None
-    except (Unavailable, heart.DatabaseUnusable, Stopped, OSError, *heart.ENGINE_ERRORS) as error:
+    except (Unavailable, DatabaseUnusable, Stopped, OSError, *ENGINE_ERRORS) as error:
         raise Failed(str(error)) from None
     except Exception as error:  # a bug, which must not look as if the gate had spoken
         raise Failed(f"{type(error).__name__}: {error}") from error
@@ -130,7 +149,7 @@ def write(pieces: Iterable[str | bytes]) -> None:
             if isinstance(piece, str):
                 piece = piece.encode()
             elif escaped:
-                piece = heart.for_terminal(piece.decode()).encode()
+                piece = for_terminal(piece.decode()).encode()
             sys.stdout.buffer.write(piece)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -171,7 +190,7 @@ def place_given(branch: str | None, target: str | None, source_url: str | None) 
         note(f"Note: {place.unknown}: this is taken for {taken}{SAY_BRANCH}.")
     if target is not None:
         place.target = target or None
-    elif place.target and not (regex.match(heart.HTTP_URL, place.target) and len(place.target) <= 2048):
+    elif place.target and not (regex.match(HTTP_URL, place.target) and len(place.target) <= 2048):
         note(f"Note: {place.target} is no http or https URL, and so no target; say --target URL.")
         place.target = None
     return place
@@ -189,7 +208,7 @@ Filters = Mapping[str, Any]
 class Finding(Struct):
     """A finding to show, and where it is, as far as that is known."""
 
-    task: heart.TaskHead
+    task: TaskHead
     is_new: bool
     spot: Spot
 
@@ -204,7 +223,7 @@ class Finding(Struct):
         return SEVERITIES.index(self.task.severity), not place, place, self.spot.line or 0
 
 
-def finding_at(spots: Spots, task: heart.TaskHead, *, is_new: bool = False) -> Finding:
+def finding_at(spots: Spots, task: TaskHead, *, is_new: bool = False) -> Finding:
     """Return a task as a finding where the document that was scanned has it: the main line's place may be another."""
     spot = spots.get(task.id, Spot())
     if not spot.path and (line := regex.fullmatch(r"(.+):([0-9]{1,9})", task.location or "")):
@@ -235,7 +254,7 @@ class Judged(Struct):
 class Report(Struct):
     """A run, the chosen baseline, the gate's verdict, what there is in figures, and the worst findings first."""
 
-    run: heart.Run
+    run: Run
     baseline: str | None
     gate: Gate
     counts: str
@@ -250,7 +269,7 @@ class Report(Struct):
         return f"… and {rest} more" if rest > 0 else ""
 
 
-def figures_of(run: heart.Run, unbarred: Gate) -> str:
+def figures_of(run: Run, unbarred: Gate) -> str:
     """Count the findings of a run, by the gate's verdict without a lowest severity."""
     ignored, missing, resolved = unbarred.ignored, unbarred.missing, run.submitted.resolved
     told = f"{unbarred.offenders_total} new, {ignored.known} known, {ignored.dismissed} dismissed"
@@ -261,12 +280,13 @@ def figures_of(run: heart.Run, unbarred: Gate) -> str:
 SHOWN = 50  # findings in a report
 
 
-def report_of(service: Service, judged: Judged, bar: Bar) -> Report:
+def report_of(service: Client, judged: Judged, bar: Bar) -> Report:
     """Build the report of a run. New findings come first if the gate is about these alone."""
     path = f"runs/{quoted(judged.run_id)}"
-    ask = partial(service.get, f"{path}/gate", Gate, baseline=judged.baseline or None)
-    verdict, unbarred = ask(fail_on=bar.fail_on, only=bar.only), ask(fail_on="info", only="new")
-    run = service.get(path, heart.Run)
+    ask = partial(service.get, f"{path}/gate", baseline=judged.baseline or None)
+    verdict = ask(fail_on=bar.fail_on, only=bar.only).read(Gate)
+    unbarred = ask(fail_on="info", only="new").read(Gate)
+    run = service.get(path).read(Run)
     is_first = verdict.baseline is None and run.status == "completed"
     if is_first and bar.without_baseline == "pass" and not verdict.pass_:
         verdict.pass_ = True
@@ -280,14 +300,14 @@ def report_of(service: Service, judged: Judged, bar: Bar) -> Report:
     return Report(run, judged.baseline, verdict, counts, judged.spots, found, listed.total)
 
 
-def standing_in(run: heart.Run) -> Filters:
+def standing_in(run: Run) -> Filters:
     """Return the filters for the findings of a run that are not dismissed."""
     return {"run_id": run.id, "status": blocking_statuses(run.branch)}
 
 
-def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.TaskPage:
+def worst_of(service: Client, run: Run, **filters: Any) -> TaskPage:
     """Return the worst findings of a run that nobody has set aside, of those that filters leave."""
-    return service.get("tasks", heart.TaskPage, **standing_in(run), sort="severity", limit=SHOWN, **filters)
+    return service.get("tasks", **standing_in(run), sort="severity", limit=SHOWN, **filters).read(TaskPage)
 
 
 # ---------------------------------------------------------------------------
@@ -318,7 +338,7 @@ def table(report: Report) -> Iterator[str]:
     for finding, place in zip(report.findings, places, strict=True):
         told = click.style(finding.task.severity.ljust(severities), fg=COLOURS[finding.task.severity])
         new = click.style("new", bold=True) if finding.is_new else "   "
-        title = heart.truncate(visible(finding.task.title), width - severities - widest - 9)
+        title = truncate(visible(finding.task.title), width - severities - widest - 9)
         yield f"{told}  {new}  {place.ljust(widest)}  {title}".rstrip()
     if report.more:
         yield report.more
@@ -328,7 +348,7 @@ def table(report: Report) -> Iterator[str]:
 
 def in_markdown(text: str) -> str:
     """Return text of anybody's as text in markdown: no markup, no cell of its own, and nobody is called by it."""
-    line = heart.truncate(visible(text), CELL)
+    line = truncate(visible(text), CELL)
     return IN_MARKDOWN.sub(r"\\\g<0>", MENTION.sub("\\g<0>\u200b", line))
 
 
@@ -380,19 +400,19 @@ def annotation(kind: str, finding: Finding) -> str:
     return f"::{kind} {','.join(listed)}::{command_text(f'{task.title}{elsewhere}')}"
 
 
-def worst_judged(service: Service, report: Report, severities: Sequence[str], only: str) -> heart.TaskPage:
+def worst_judged(service: Client, report: Report, severities: Sequence[str], only: str) -> TaskPage:
     """Return the worst findings of some severities that the gate may judge."""
     if only != "new" or not report.baseline:
         return worst_of(service, report.run, severity=severities, new_in=report.run.id if only == "new" else None)
     # The filter of new findings compares with the default baseline, not with the chosen one.
-    ask = partial(service.walk, "tasks", heart.TaskPage, severity=severities, sort="severity")
+    ask = partial(service.walk, "tasks", severity=severities, sort="severity")
     before, now = ask(run_id=report.baseline), ask(**standing_in(report.run))
-    known = {each.id for page in before for each in page.tasks if each.rule != heart.UNCHECKED}
-    new = [each for page in now for each in page.tasks if each.id not in known]
-    return heart.TaskPage(None, SHOWN, len(new), None, new[:SHOWN])
+    known = {each.id for page in before for each in page.read(TaskPage).tasks if each.rule != UNCHECKED}
+    new = [each for page in now for each in page.read(TaskPage).tasks if each.id not in known]
+    return TaskPage(None, SHOWN, len(new), None, new[:SHOWN])
 
 
-def workflow_commands(service: Service, reports: Sequence[Report], only: str) -> Iterator[str]:
+def workflow_commands(service: Client, reports: Sequence[Report], only: str) -> Iterator[str]:
     """Give the workflow commands for the worst findings of all reports, and a line for those that GitHub would drop."""
     more = 0
     for kind, severities in ANNOTATIONS.items():
@@ -427,7 +447,7 @@ CODE_QUALITY = "gl-code-quality-report.json"
 GRADES = dict(zip(SEVERITIES, ("blocker", "critical", "major", "minor", "info"), strict=True))
 
 
-def write_code_quality(service: Service, reports: Sequence[Report]) -> None:
+def write_code_quality(service: Client, reports: Sequence[Report]) -> None:
     """Write what runs reported in files, as GitLab reads it (https://docs.gitlab.com/ci/testing/code_quality/)."""
     found = [
         {
@@ -438,7 +458,8 @@ def write_code_quality(service: Service, reports: Sequence[Report]) -> None:
             "location": {"path": spot.path, "lines": {"begin": spot.line or 1}},
         }
         for report in reports
-        for task in service.tasks(**standing_in(report.run))
+        for page in service.walk("tasks", **standing_in(report.run))
+        for task in page.read(TaskPage).tasks
         if (spot := finding_at(report.spots, task).spot).path
     ]
     place = Path(f"{CODE_QUALITY}.new")  # renamed over what may be a link of the checkout
@@ -467,7 +488,7 @@ def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]]
 LINES = {"table": table, "markdown": markdown, "github": workflow_lines, "gitlab": table}
 
 
-def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> None:
+def tell(service: Client, reports: Sequence[Report], form: str, only: str) -> None:
     """Write reports in a form. With those for machines, the gate's sentences go to standard error."""
     if form == "github":
         write(f"{line}\n" for line in workflow_commands(service, reports, only))
@@ -503,7 +524,7 @@ class Listed(Struct):
     next: str | None
 
 
-def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> Iterator[Answer]:
+def pages(service: Client, filters: Filters, kind: str, limit: int | None) -> Iterator[Reply]:
     """Give the pages of a list in a form besides JSON, with so many tasks in all.
 
     :raises BadInput: when the service does not have the form.
@@ -522,7 +543,7 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
         link = following[1]
 
 
-def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
+def sarif_pages(service: Client, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one SARIF document, with a run for each page."""
     for number, page in enumerate(pages(service, filters, SARIF, limit)):
         head = page.read(dict[str, Raw])
@@ -535,17 +556,17 @@ def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterat
 CSV = "text/csv"
 
 
-def csv_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
+def csv_pages(service: Client, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one table, with its titles once."""
     for number, page in enumerate(pages(service, filters, CSV, limit)):
         yield page.body.partition(b"\r\n")[2] if number else page.body
 
 
-def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
+def json_pages(service: Client, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one array of whole tasks."""
     yield b"["
-    listed = service.walk("tasks", Listed, **filters, view="full")
-    tasks = (task for page in listed for task in page.tasks)
+    listed = service.walk("tasks", **filters, view="full")
+    tasks = (task for page in listed for task in page.read(Listed).tasks)
     for number, task in enumerate(itertools.islice(tasks, limit)):
         yield (b",\n" if number else b"\n") + bytes(task)
     yield b"\n]\n"
@@ -626,8 +647,8 @@ def usable(name: str) -> Iterator[None]:
     """Turn the errors of reading a file into `BadInput` with the first reasons."""
     try:
         yield
-    except heart.ServiceError as error:
-        problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
+    except ServiceError as error:
+        problems = error.problems if isinstance(error, ValidationFailed) else ()
         reasons = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:LISTED_PROBLEMS])
         message = f"{name}: {reasons}".lstrip(": ") if reasons else f"{name} is not a SARIF document: {error}"
         raise BadInput(message) from None
@@ -648,19 +669,19 @@ def read_documents(
     :param renames: paths with those that the files had before.
     :raises BadInput: when one cannot be used.
     """
-    heart.load_parts()
-    if SARIF not in heart.REGISTRY.submission_formats:
-        raise BadInput("SARIF cannot be read: findings_adapters/sarif is not there")
+    load_modules()
+    if missing := load_module("findings_adapters.sarif"):
+        raise BadInput(f"SARIF cannot be read without {missing}")
     from findings_adapters import formats  # which needs what reads SARIF
 
-    settings, tests, documents = heart.Settings.read(), formats.Tests(), list[Scanned]()
+    settings, tests, documents = Settings.read(), formats.Tests(), list[Scanned]()
     most = settings.max_sarif
 
     def read_again(document: Scanned) -> None:
         text = in_json(document.log, document.name)
         document.parsed, document.is_changed = formats.parse_any_weight(text, settings), True
         if document.parsed.problems:
-            raise heart.ValidationFailed(document.parsed.problems)
+            raise ValidationFailed(document.parsed.problems)
 
     for name in names:
         with usable(name):
@@ -670,7 +691,7 @@ def read_documents(
             if by_message is None and remove_marks(document.log, *((RENAMES, FOLDER) if ours else (OUR_MARKS,))):
                 read_again(document)
             elif parsed.problems:
-                raise heart.ValidationFailed(parsed.problems)
+                raise ValidationFailed(parsed.problems)
         documents.append(document)
     with usable(""):
         tests.require_some()
@@ -720,7 +741,7 @@ def read_parts(
     :param has_source: whether `--source` is given already.
     :raises BadInput: if a document is too large, or has a number that cannot be written again.
     """
-    decider, most = Decider(config), heart.Settings.read().max_sarif
+    decider, most = Decider(config), Settings.read().max_sarif
     try:
         parts = prepare(decider, documents, by_tool=not project_type, most=most)
     except ValueError as error:  # a number such as 1e999
@@ -742,7 +763,7 @@ def print_decisions(decider: Decider, *, explain: bool, has_source: bool) -> Non
         tools = ", ".join(sorted(decider.ready))
         note(f"Note: a ready map says how severe the findings of {tools} are; --explain shows each.")
     if decider.misread:
-        example = heart.truncate(decider.misread[0], 40)
+        example = truncate(decider.misread[0], 40)
         note(f"Note: values of security-severity that mean nothing: {len(decider.misread):,}, such as {example}.")
     if decider.by_message:
         advice = "" if has_source else "; give --source with the checkout, so that their code counts instead"
@@ -784,7 +805,7 @@ def require_out_of_reach(files: Iterable[str], db: str, source: Path) -> None:
         raise BadInput(f"{db} is where a pull request can put a database of its author's: {advice}")
 
 
-def register_type(service: Service, part: Prepared) -> None:
+def register_type(service: Client, part: Prepared) -> None:
     """Register the project type of a part, unless it is there."""
     try:
         service.request("GET", f"project-types/{quoted(part.project_type)}")
@@ -794,24 +815,24 @@ def register_type(service: Service, part: Prepared) -> None:
         service.request("POST", "project-types", {"name": part.project_type, "label": part.label})
 
 
-def main_line_runs(service: Service, project_type: str, target: str | None) -> list[heart.Run]:
+def main_line_runs(service: Client, project_type: str, target: str | None) -> list[Run]:
     """Return the latest completed runs of the main line, newest first."""
     compared = {"main_line": True, "status": "completed", "limit": COMPARED}
-    listed = service.get("runs", heart.RunPage, project_type=project_type, target_url=target, **compared)
+    listed = service.get("runs", project_type=project_type, target_url=target, **compared).read(RunPage)
     return [run for run in listed.runs if run.target_url == target]
 
 
 COMPARED = 50  # runs of the main line, among which that of a commit is looked for
 
 
-def commit_of(run: heart.Run) -> str:
+def commit_of(run: Run) -> str:
     """Return the commit that a run says it is of, "" for none."""
     return text_in(msgspec.json.decode(run.metadata), "commit")
 
 
-def chosen_runs(known: Mapping[str, Sequence[heart.Run]], base: str, folder: Path) -> dict[str, heart.Run]:
+def chosen_runs(known: Mapping[str, Sequence[Run]], base: str, folder: Path) -> dict[str, Run]:
     """Return of each project type's runs the newest one of a commit, or of one before it."""
-    chosen, commit = dict[str, heart.Run](), find_commit(folder, base) or base
+    chosen, commit = dict[str, Run](), find_commit(folder, base) or base
     for name, runs in known.items():
         if run := next((run for run in runs if is_before(folder, commit_of(run), commit)), None):
             chosen[name] = run
@@ -820,16 +841,16 @@ def chosen_runs(known: Mapping[str, Sequence[heart.Run]], base: str, folder: Pat
     return chosen
 
 
-def whole_run(service: Service, runs: Sequence[heart.Run]) -> heart.Run:
+def whole_run(service: Client, runs: Sequence[Run]) -> Run:
     """Return the newest run that is not partial, which is the gate's baseline, else the newest one."""
     for run in runs[:BASELINES]:
-        listed = service.get("tasks", heart.TaskPage, run_id=[run.id], rule=[heart.UNCHECKED], limit=1)
+        listed = service.get("tasks", run_id=[run.id], rule=[UNCHECKED], limit=1).read(TaskPage)
         if not listed.total:
             return run
     return runs[0]
 
 
-def renames_since_runs(runs: Iterable[heart.Run], folder: Path) -> dict[str, str]:
+def renames_since_runs(runs: Iterable[Run], folder: Path) -> dict[str, str]:
     """Return the files that were renamed since the commits of some runs, with their earlier paths."""
     renames = dict[str, str]()
     for commit in dict.fromkeys(filter(None, map(commit_of, runs))):
@@ -841,11 +862,11 @@ def renames_since_runs(runs: Iterable[heart.Run], folder: Path) -> dict[str, str
 
 
 def report_in_runs(
-    service: Service,
+    service: Client,
     parts: Sequence[Prepared],
     place: Place,
     bar: Bar,
-    baselines: Mapping[str, heart.Run],
+    baselines: Mapping[str, Run],
     *,
     resolve_missing: bool,
 ) -> list[Judged]:
@@ -880,7 +901,7 @@ def report_in_runs(
     return runs
 
 
-def submit(service: Service, run_id: str, documents: Iterable[Upload]) -> Spots:
+def submit(service: Client, run_id: str, documents: Iterable[Upload]) -> Spots:
     """Submit documents, and return where they have their findings."""
     spots, count = dict[str, Spot](), 0
     for each in documents:
@@ -888,7 +909,7 @@ def submit(service: Service, run_id: str, documents: Iterable[Upload]) -> Spots:
             answer = service.request("POST", f"runs/{quoted(run_id)}/tasks", each.text, kind=SARIF)
         except Refused as error:
             raise Refused(error.status, error.code, f"{each.name}: {error}") from None
-        tasks = answer.read(heart.Submission).tasks
+        tasks = answer.read(Submission).tasks
         count += len(tasks)
         for finding, task in zip(each.findings, tasks, strict=True):
             spots.setdefault(task.id, finding.spot)
@@ -976,13 +997,13 @@ def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str,
 
 def filter_options(command: Any) -> Any:
     """Put the filters of the list of tasks, as the service has them, on a command."""
-    _, components = heart.schemas_of([ExportQuery])
+    _, components = schemas_of([ExportQuery])
     fields = components[ExportQuery.__name__]["properties"]
     names = [name for name in fields if name not in ("after", "limit")]
     return combined(*(filter_option(name, fields[name], components) for name in names))(command)
 
 
-def report_gates(service: Service, runs: Iterable[Judged], bar: Bar, form: str) -> NoReturn:
+def report_gates(service: Client, runs: Iterable[Judged], bar: Bar, form: str) -> NoReturn:
     """Print the runs and exit with the code of the gate's verdicts."""
     reports = [report_of(service, each, bar) for each in runs]
     tell(service, reports, form, bar.only)
@@ -1097,4 +1118,4 @@ def export(form: str, limit: int | None, url: str, db: str, **filters: Any) -> N
 def register() -> None:
     """Add the commands."""
     for command in (scan, gate, export):
-        heart.main.add_command(command)
+        main.add_command(command)

@@ -23,8 +23,6 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-import findings_service as heart
-from findings_adapters.marks import cut_bytes, foreign_marks, plain_text
 from findings_adapters.sarif.identities import (
     IDENTITY,
     LABEL_LENGTH,
@@ -37,15 +35,25 @@ from findings_adapters.sarif.identities import (
 )
 from findings_adapters.sarif.reading import DESCRIPTION, RULE_TEXT, VERSION, Result, parse, whole, without_nul
 from findings_adapters.sarif.source import NOTICES, Checkout, objects_at, reading_of, with_source
+from findings_features.labels import cut_bytes, foreign_labels, plain_text
+from findings_service import (
+    NOT_JSON,
+    SEVERITIES,
+    UNCHECKED,
+    Parsed,
+    Problem,
+    ValidationFailed,
+    truncate,
+)
 
 MESSAGE = 500  # characters, like the next
 TEXT = 4096  # what is looked at of a text that is cut to less
 parse_any_weight = partial(parse, weight=math.inf)  # the service checks the parts that it is sent
 
 
-def refusal(detail: str) -> heart.ValidationFailed:
+def refusal(detail: str) -> ValidationFailed:
     """Return the error that tells why a report cannot be used."""
-    return heart.ValidationFailed([heart.Problem(heart.truncate(" ".join(detail.split()), MESSAGE), "")])
+    return ValidationFailed([Problem(truncate(" ".join(detail.split()), MESSAGE), "")])
 
 
 # ---------------------------------------------------------------------------
@@ -96,10 +104,10 @@ class Finding(Struct):
     def report(self) -> dict[str, Any]:
         """Return it as a task is submitted, each text cut to what a task may have."""
         fitting = [tag for tag in self.tags if len(tag) < TEXT]
-        rule, location, tags = foreign_marks(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
+        rule, location, tags = foreign_labels(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
         code = Place(location or "", code=[(None, self.code)]).evidence if self.code or self.line else ()
         told = {
-            "title": heart.truncate(plain_text(self.title[:TEXT]) or rule or "Untitled", 500),
+            "title": truncate(plain_text(self.title[:TEXT]) or rule or "Untitled", 500),
             "severity": self.severity,
             "status": "dismissed" if self.is_dismissed else None,
             "description": cut_bytes("\n\n".join(filter(None, self.description)), DESCRIPTION),
@@ -129,7 +137,7 @@ class Finding(Struct):
 
 def unchecked(reason: str, **where: Any) -> Finding:
     """Return the finding that something was not looked at; `where` has the fields of its place."""
-    return Finding(f"Not checked: {reason}", "high", heart.UNCHECKED, **where)
+    return Finding(f"Not checked: {reason}", "high", UNCHECKED, **where)
 
 
 def on_page(url: str) -> str:
@@ -139,7 +147,7 @@ def on_page(url: str) -> str:
 
 def severity_of(word: str, otherwise: str = "medium") -> str:
     """Return the severity that a word means; npm's moderate and trivy's UNKNOWN, say, are none."""
-    return word.lower() if word.lower() in heart.SEVERITIES else otherwise
+    return word.lower() if word.lower() in SEVERITIES else otherwise
 
 
 class Row:
@@ -364,7 +372,7 @@ def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
     fitting = next((each for each in pictures if len(each) <= SNIPPET and PICTURE.fullmatch(each)), None)
     size = [element.members.get(side) for side in ("width", "height", "left", "top")]
     where = "; the element is {} × {} pixels at {}, {}".format(*size) if fitting == page and None not in size else ""
-    label = heart.truncate(f"The page{where}", LABEL_LENGTH)
+    label = truncate(f"The page{where}", LABEL_LENGTH)
     return [{"type": "screenshot", "label": label, "url": fitting}] if fitting else ()
 
 
@@ -734,7 +742,7 @@ def document_of(text: bytes) -> tuple[Any, bytes]:
     text = without_nul(text)  # which is refused in a task
     for told in (text, LONE_SURROGATE.sub(rb"\\ufffd", text)):
         for decode in (msgspec.json.decode, msgspec.json.Decoder().decode_lines):
-            with contextlib.suppress(*heart.NOT_JSON):
+            with contextlib.suppress(*NOT_JSON):
                 return decode(told), told
     return msgspec.UNSET, text
 
@@ -836,7 +844,7 @@ def as_sarif(
     return msgspec.json.encode(log), by_message
 
 
-def add_unchecked(log: dict[str, Any], parsed: heart.Parsed) -> bool:
+def add_unchecked(log: dict[str, Any], parsed: Parsed) -> bool:
     """Add the `not-checked` findings of a SARIF document to its results, so that it can be sent in parts.
 
     Return whether there are any. The document says nothing more of what failed then.
@@ -846,7 +854,7 @@ def add_unchecked(log: dict[str, Any], parsed: heart.Parsed) -> bool:
         _, _, run, _, number, *_ = pointer.split("/")
         results = log["runs"][int(run)]["results"]
         if int(number) == len(results):  # which only what was not checked has
-            finding = Finding(report.title, "high", heart.UNCHECKED, path=report.place[0])
+            finding = Finding(report.title, "high", UNCHECKED, path=report.place[0])
             name = report.external_id or ""
             results.append(finding.result(Identities(name, old=name)))
             is_partial = True

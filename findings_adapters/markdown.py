@@ -19,8 +19,12 @@ import msgspec
 import regex
 
 import findings_features.brief as briefs
-import findings_service as heart
-from findings_adapters.marks import end_of
+from findings_features.labels import end_of
+from findings_service import (
+    ProjectType,
+    Summary,
+    truncate,
+)
 
 INTRODUCTION = """# What is known before this scan
 
@@ -48,7 +52,7 @@ LONGEST = 1500  # characters of a finding
 CUTS = (80, 60, 40)  # characters of a title and of an excerpt: the most with which all findings fit, else the least
 
 
-def write_brief(brief: briefs.Brief, project_type: heart.ProjectType) -> bytes:
+def write_brief(brief: briefs.Brief, project_type: ProjectType) -> bytes:
     """Return a brief as a text for a prompt, in UTF-8. Findings that there is no room for are left out and counted.
 
     :param project_type: the brief's.
@@ -92,10 +96,10 @@ def row_of(known: briefs.ResolvedFinding, length: int) -> Sequence[str | None]:
     :param length: of its title and excerpt; a place, of which the end tells most, and a comment may be twice as long.
     """
     place = known.location and end_of(known.location, 2 * length)
-    row = [known.external_id, heart.truncate(known.title, length), known.rule, place]
+    row = [known.external_id, truncate(known.title, length), known.rule, place]
     if isinstance(known, briefs.KnownFinding):
-        excerpt = known.excerpt and heart.truncate(known.excerpt, length)
-        comment = known.last_comment and heart.truncate(known.last_comment, 2 * length)
+        excerpt = known.excerpt and truncate(known.excerpt, length)
+        comment = known.last_comment and truncate(known.last_comment, 2 * length)
         row += [excerpt, None if known.status == "open" else known.status, known.reason, comment]
     while row[-1] is None:
         row.pop()
@@ -120,7 +124,7 @@ def as_line(value: object) -> str:
     return UNSEEN.sub(lambda match: json.dumps(match[0]).strip('"'), text)  # as escapes (RFC 8259, section 7)
 
 
-def counts_of(summary: heart.Summary) -> str:
+def counts_of(summary: Summary) -> str:
     """Say how many tasks there are."""
     severities, statuses = (
         ", ".join(f"{n:,} {name}" for name, n in msgspec.to_builtins(each).items())

@@ -27,8 +27,25 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-import findings_service as heart
 from findings_features.cells import select_cells
+from findings_service import (
+    ANY_METHOD,
+    RANKS,
+    REGISTRY,
+    RUN_STATUSES,
+    TASK_STATUSES,
+    ApiRequest,
+    Busy,
+    ConfigurationError,
+    Connection,
+    Database,
+    Filter,
+    Response,
+    Service,
+    __version__,
+    make_response,
+    operation,
+)
 
 REQUESTS = "findings_http_requests"
 DURATIONS = "findings_http_request_duration_seconds"
@@ -55,14 +72,14 @@ OTHER_METHOD = "other"
 UNREADABLE = regex.compile(r"version=(?![0-9]{1,4}(\.[0-9]{1,4})*\s*([;,]|$))")
 
 
-def begin_counting(service: heart.Service) -> Any:
+def begin_counting(service: Service) -> Any:
     """Register counters of what a service does, and return their collector: over several processes from files.
 
-    :raises heart.ConfigurationError: where the processes are to meet in no folder.
+    :raises ConfigurationError: where the processes are to meet in no folder.
     """
     folder = os.environ.get(METRICS_FOLDER)
     if folder and not os.access(folder, os.W_OK | os.X_OK):
-        raise heart.ConfigurationError(f"{METRICS_FOLDER}: {folder} is no folder that can be written")
+        raise ConfigurationError(f"{METRICS_FOLDER}: {folder} is no folder that can be written")
     registry = prometheus_client.CollectorRegistry()
     requests = prometheus_client.Counter(REQUESTS, HELP[REQUESTS], ("route", "method", "status"), registry=registry)
     durations = prometheus_client.Histogram(
@@ -70,8 +87,8 @@ def begin_counting(service: heart.Service) -> Any:
     )
     groups = prometheus_client.Histogram(GROUPS, HELP[GROUPS], registry=registry, buckets=SIZES)
 
-    def count_request(call: heart.Call, status: int, _size: int, seconds: float) -> None:
-        labels = (call.route, call.method if call.method in heart.ANY_METHOD else OTHER_METHOD)
+    def count_request(request: ApiRequest, status: int, _size: int, seconds: float) -> None:
+        labels = (request.route, request.method if request.method in ANY_METHOD else OTHER_METHOD)
         requests.labels(*labels, status).inc()
         durations.labels(*labels).observe(seconds)
 
@@ -87,7 +104,7 @@ def counted_figures(collector: Any) -> Iterator[Metric]:
     try:
         counted = [*collector.collect()]
     except struct.error:  # by the client, of the file of a worker that is about to begin
-        raise heart.Busy("A worker is being started") from None
+        raise Busy("A worker is being started") from None
     for metric in counted:
         if metric.name in HELP:
             metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
@@ -105,19 +122,15 @@ def gauge(name: str, values: Mapping[Any, float], labels: Sequence[str] = ()) ->
     return metric
 
 
-def stored_figures(database: heart.Database, connection: heart.Connection, client_id: str) -> Iterator[Metric]:
+def stored_figures(database: Database, connection: Connection, client_id: str) -> Iterator[Metric]:
     """Give what is read from the database: by counters, so that it costs the same whatever is stored."""
     counts = Counter[tuple[str, str, int]]()
     for kind in ("tasks", "runs"):
-        for (_, _, status, severity), n in select_cells(connection, client_id, kind, heart.Filter()).items():
+        for (_, _, status, severity), n in select_cells(connection, client_id, kind, Filter()).items():
             counts[kind, status, severity] += n
-    tasks = {
-        (status, name): counts["tasks", status, rank]
-        for status in heart.TASK_STATUSES
-        for name, rank in heart.RANKS.items()
-    }
+    tasks = {(status, name): counts["tasks", status, rank] for status in TASK_STATUSES for name, rank in RANKS.items()}
     yield gauge("findings_tasks", tasks, ("status", "severity"))
-    yield gauge("findings_runs", {(status,): counts["runs", status, 0] for status in heart.RUN_STATUSES}, ("status",))
+    yield gauge("findings_runs", {(status,): counts["runs", status, 0] for status in RUN_STATUSES}, ("status",))
     states = dict.fromkeys(("on", "retrying", "off"), 0)
     states |= connection.execute(
         """SELECT CASE WHEN state = 'on' AND attempts > 0 THEN 'retrying' ELSE state END, COUNT(*)
@@ -131,33 +144,33 @@ def stored_figures(database: heart.Database, connection: heart.Connection, clien
         yield gauge("findings_last_backup_timestamp_seconds", {(): seconds})
 
 
-def figures_of(database: heart.Database) -> Iterator[Metric]:
+def figures_of(database: Database) -> Iterator[Metric]:
     """Yield the figures that are read from the disk, if they can be read, and what runs."""
     for name, read in database.figures().items():
         with suppress(OSError):
             yield gauge(name, {(): read()})
     engine, version = database.engine
-    versions = {"version": heart.__version__, engine.lower(): version}
+    versions = {"version": __version__, engine.lower(): version}
     yield InfoMetricFamily("findings_build", HELP["findings_build"], value=versions)
 
 
-def start(service: heart.Service) -> None:
+def start(service: Service) -> None:
     """Have a service count, and answer with its figures."""
     collector, database = begin_counting(service), service.database
 
-    @heart.operation("GET", "/metrics", "read", {200: str})
-    def get_metrics(call: heart.Call) -> heart.Answer:
+    @operation("GET", "/metrics", "read", {200: str})
+    def get_metrics(request: ApiRequest) -> Response:
         """Get figures for Prometheus: of the service, and of the tasks and runs of the key's own client."""
-        accept = call.environ.get("HTTP_ACCEPT", "")
+        accept = request.environ.get("HTTP_ACCEPT", "")
         encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
         with database.reading() as connection:
-            stored = [*stored_figures(database, connection, call.client_id)]
+            stored = [*stored_figures(database, connection, request.client_id)]
         figures = [*counted_figures(collector), *stored, *figures_of(database)]
-        return heart.whole_answer(200, encode(SimpleNamespace(collect=lambda: figures)), media_type)
+        return make_response(200, encode(SimpleNamespace(collect=lambda: figures)), media_type)
 
     service.router.add(get_metrics)
 
 
 def register() -> None:
     """Let services count."""
-    heart.REGISTRY.observers["metrics"] = start
+    REGISTRY.observers["metrics"] = start

@@ -15,7 +15,13 @@ from urllib.parse import quote
 
 import flask
 
-import findings_service as heart
+from findings_service import (
+    PAGE_FOLDER,
+    REGISTRY,
+    ApiRequest,
+    Response,
+    WrongMethod,
+)
 
 HEADERS = {
     # Pictures are evidence; those of other hosts are fetched on a click only.
@@ -30,23 +36,23 @@ HEADERS = {
 }
 
 
-def answer(body: bytes, media_type: str, call: heart.Call) -> heart.Answer:
+def answer(body: bytes, media_type: str, request: ApiRequest) -> Response:
     """Answer a request for a file. Browsers ask again each time whether they have the present one.
 
     Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
 
-    :raises heart.WrongMethod: for another method than GET and HEAD.
+    :raises WrongMethod: for another method than GET and HEAD.
     """
-    if call.method not in ("GET", "HEAD"):
-        raise heart.WrongMethod("GET, HEAD")
-    environ = dict(call.environ)
+    if request.method not in ("GET", "HEAD"):
+        raise WrongMethod("GET, HEAD")
+    environ = dict(request.environ)
     asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
-    if call.route == "/" and not asked.endswith("/"):
-        return heart.Answer(308, {"Location": f"{quote(asked.rpartition('/')[2], encoding='latin-1')}/"})
+    if request.route == "/" and not asked.endswith("/"):
+        return Response(308, {"Location": f"{quote(asked.rpartition('/')[2], encoding='latin-1')}/"})
     response = flask.Response(body, mimetype=media_type, headers={"Cache-Control": "no-cache", **HEADERS})
     response.add_etag()
     response.make_conditional(environ)
-    return heart.Answer(response.status_code, dict(response.get_wsgi_headers(environ)), response.get_data())
+    return Response(response.status_code, dict(response.get_wsgi_headers(environ)), response.get_data())
 
 
 FOLDER = Path(__file__).resolve().with_suffix("")
@@ -64,5 +70,5 @@ def register() -> None:
     for file in FOLDER.rglob("*"):
         if kind := MEDIA_TYPES.get(file.suffix):
             name, content = file.relative_to(FOLDER).as_posix(), file.read_bytes()
-            path = "/" if name == "index.html" else f"{heart.PAGE_FOLDER}{name}"
-            heart.REGISTRY.page_files[path] = partial(answer, content, kind)
+            path = "/" if name == "index.html" else f"{PAGE_FOLDER}{name}"
+            REGISTRY.page_files[path] = partial(answer, content, kind)

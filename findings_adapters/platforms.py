@@ -15,10 +15,10 @@ import msgspec
 import regex
 from msgspec import Struct
 
-import findings_service as heart
-from findings_adapters.client import Json
 from findings_adapters.git import find_commit
 from findings_adapters.scan_config import member, text_in
+from findings_client import Json
+from findings_service import CONTROLS
 
 LONGEST_BRANCH = 255
 Environment = Mapping[str, str]  # in which what is not set is empty
@@ -176,7 +176,7 @@ def place_of(variables: Environment) -> Place:
         place.unknown = "this CI platform is not known"
     if place.branch is not None:  # as the service takes it; a merge queue has a branch for each pull request
         place.branch = regex.sub(r"\A(gh-readonly-queue/.+)/[^/]+\Z", r"\1", place.branch)
-        place.branch = regex.sub(f"[{heart.CONTROLS}]", "", place.branch)[:LONGEST_BRANCH]
+        place.branch = regex.sub(f"[{CONTROLS}]", "", place.branch)[:LONGEST_BRANCH]
     place.metadata = {name: told for name, told in place.metadata.items() if told}
     place.target = place.metadata.get("repository")
     return place

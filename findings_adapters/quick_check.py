@@ -11,7 +11,14 @@ from typing import Any
 
 import regex
 
-import findings_service as heart
+from findings_service import (
+    ENDS_THE_PROCESS,
+    KIB,
+    REGISTRY,
+    draft_of,
+    log,
+    pattern_cost,
+)
 
 # What a schema may hold for jsonschema-rs to accept extensions before jsonschema sees them: no references, nothing
 # that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little:
@@ -22,7 +29,7 @@ SAFE_KEYWORD = regex.compile(
     r"|items|prefixItems"
 )
 SAFE_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
-SAFE_WEIGHT = 8 * heart.KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
+SAFE_WEIGHT = 8 * KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
 PART_WEIGHT = 8  # characters that cost what a part does: a dot is ten states for Rust
 # The weight of a schema times the characters of extensions that jsonschema-rs may judge in one call, which nothing can
 # interrupt. The worst found: 10 ns each for `maximum` over floats, 6 ns for `(.?){1000}` over characters of four bytes.
@@ -46,7 +53,7 @@ def safe_weight(schema: Any) -> float:
     if not values or not all(map(SAFE_KEYWORD.fullmatch, schema)) or not SAFE_PATTERN.fullmatch(pattern):
         return math.inf
     below = [*schema.get("properties", {}).values(), *(schema[each] for each in SAFE_HOLDERS if each in schema)]
-    return PART_WEIGHT * heart.pattern_cost(pattern, "most") + sum(map(safe_weight, below))
+    return PART_WEIGHT * pattern_cost(pattern, "most") + sum(map(safe_weight, below))
 
 
 def fast_validator(schema: Any, length: int) -> Callable[[Any, int], bool]:
@@ -56,19 +63,19 @@ def fast_validator(schema: Any, length: int) -> Callable[[Any, int], bool]:
     that could take its stack, memory or time: neither a schema that is large or out of that, nor large extensions.
     """
     weight = length + safe_weight(schema)
-    if weight <= SAFE_WEIGHT and "const" in heart.draft_of(schema).VALIDATORS:  # which drafts 3 and 4 do not have
+    if weight <= SAFE_WEIGHT and "const" in draft_of(schema).VALIDATORS:  # which drafts 3 and 4 do not have
         try:
             import jsonschema_rs
 
             validator = jsonschema_rs.validator_for(schema, validate_formats=False)
             return lambda value, size: size * weight <= FAST_WORK and validator.is_valid(value)
-        except heart.ENDS_THE_PROCESS:
+        except ENDS_THE_PROCESS:
             raise
         except BaseException as error:  # mostly a pattern that is good in Python alone; a panic at worst
-            heart.log.debug("no fast validator: %r", error)
+            log.debug("no fast validator: %r", error)
     return lambda *_: False
 
 
 def register() -> None:
     """Have extensions accepted quickly."""
-    heart.REGISTRY.fast_validator = fast_validator
+    REGISTRY.fast_validator = fast_validator

@@ -24,8 +24,16 @@ import msgspec
 import regex
 from msgspec import Struct
 
-import findings_service as heart
-from findings_adapters.client import Json, Service, in_json
+from findings_client import Client, Json, in_json
+from findings_service import (
+    HTTP_URL,
+    KIB,
+    NAME_PATTERN,
+    SEVERITIES,
+    UNCHECKED,
+    ConfigurationError,
+    Parsed,
+)
 
 if TYPE_CHECKING:  # other commands do without SARIF
     from findings_adapters.sarif.reading import ParsedDocument
@@ -36,8 +44,8 @@ RENAMES = "findingsTaskService/renames"
 FOLDER = "findingsTaskService/folder"
 OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and what it is known by in its fingerprints
 FILE = "findings.toml"
-BARS = (*heart.SEVERITIES, "none")
-NAMES = ", ".join(heart.SEVERITIES)
+BARS = (*SEVERITIES, "none")
+NAMES = ", ".join(SEVERITIES)
 
 # ---------------------------------------------------------------------------
 # What is configured
@@ -45,8 +53,8 @@ NAMES = ", ".join(heart.SEVERITIES)
 
 SOURCE_URL = r"(?:https?://|\{repository\})\S{0,1000}\{path\}\S{0,1000}\Z"
 TEXTS = {  # of the file, which stand for options: what they must match, and how that is said
-    "type": ("project_type", heart.NAME_PATTERN, "the name of a project type, such as ruff"),
-    "target": ("target", rf"\Z|{heart.HTTP_URL}", 'an http or https URL, or "" for none'),
+    "type": ("project_type", NAME_PATTERN, "the name of a project type, such as ruff"),
+    "target": ("target", rf"\Z|{HTTP_URL}", 'an http or https URL, or "" for none'),
     "source-url": ("source_url", SOURCE_URL, "an http or https URL, or {repository} and more, with {path} in it"),
     "fail-on": ("fail_on", rf"(?:{'|'.join(BARS)})\Z", f"one of {', '.join(BARS)}"),
 }
@@ -64,7 +72,7 @@ class SeverityRules(Struct, frozen=True):
 
         The rule `not-checked` is decided by its whole name only.
         """
-        begins = rule.__eq__ if rule == heart.UNCHECKED else rule.startswith
+        begins = rule.__eq__ if rule == UNCHECKED else rule.startswith
         prefix = max(filter(begins, self.severities), key=len, default=None)
         return None if prefix is None else (self.severities[prefix], f'{self.where} "{prefix}"')
 
@@ -90,8 +98,8 @@ class Config(Struct):
 def line_of(option: str) -> tuple[str, str]:
     """Return the beginning of a rule's id and the severity that an option gives it."""
     prefix, sign, severity = option.rpartition("=")
-    if not sign or severity not in heart.SEVERITIES:
-        raise heart.ConfigurationError(f"--severity {option}: say PREFIX=LEVEL, the level one of {NAMES}")
+    if not sign or severity not in SEVERITIES:
+        raise ConfigurationError(f"--severity {option}: say PREFIX=LEVEL, the level one of {NAMES}")
     return prefix, severity
 
 
@@ -156,7 +164,7 @@ def read_config(name: str | None) -> Config:
 def require_no_faults(faults: Iterable[str]) -> None:
     """Check that there are no faults. :raises ConfigurationError: with all of them."""
     if told := "; ".join(faults):
-        raise heart.ConfigurationError(told)
+        raise ConfigurationError(told)
 
 
 def faults_in(told: Json, path: str) -> Iterator[str]:
@@ -169,7 +177,7 @@ def faults_in(told: Json, path: str) -> Iterator[str]:
         yield f'{path}: severity must be a table: say [severity], then lines "S101" = "low"'
         severities = {}
     for prefix, severity in severities.items():
-        if severity not in heart.SEVERITIES:
+        if severity not in SEVERITIES:
             advice = f"say one of {NAMES}, and put a prefix with other signs than A-Z, a-z, 0-9, - and _ into quotes"
             yield f'{path}: [severity] "{prefix}" = {severity!r}: {advice}'
     if not isinstance(patterns, list):
@@ -186,11 +194,11 @@ def read_toml(path: str) -> Json:
     try:
         return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        raise heart.ConfigurationError(f"{path}: {error.strerror}") from None
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise heart.ConfigurationError(f"{path} is not UTF-8: save it as that") from None
+        raise ConfigurationError(f"{path} is not UTF-8: save it as that") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
-        raise heart.ConfigurationError(f"{path} is no TOML: {error}; texts, and such keys, stand in quotes") from None
+        raise ConfigurationError(f"{path} is no TOML: {error}; texts, and such keys, stand in quotes") from None
 
 
 # ---------------------------------------------------------------------------
@@ -384,7 +392,7 @@ def source_of(run: Json) -> dict[str, str]:
     for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
         repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId") or "")
         repository = regex.sub(r"(?<=://)[^/]*@|[?#].*", "", repository[:2048])  # no password is kept
-        if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
+        if regex.match(HTTP_URL, repository) and regex.match(COMMIT, commit):
             return {"repository": repository, "commit": commit}
     return {}
 
@@ -435,7 +443,7 @@ def prepared(pieces: Sequence[Piece], most: int) -> Prepared:
     whole = Prepared()
     for _, run, found in pieces:
         whole.source = whole.source or source_of(run)
-        whole.is_partial |= any(each.rule == heart.UNCHECKED and OURS in each.properties for each in found)
+        whole.is_partial |= any(each.rule == UNCHECKED and OURS in each.properties for each in found)
         whole.left_out |= {each.external_id for each in found if each.external_id and each.is_left_out}
     files = [*dict.fromkeys(scanned for scanned, *_ in pieces)]
     names = ", ".join(dict.fromkeys(each.name for each in files))
@@ -455,7 +463,7 @@ def prepared(pieces: Sequence[Piece], most: int) -> Prepared:
 
 
 RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes need not wait for long
-TEXT_AT_ONCE = 32 * heart.KIB * heart.KIB  # characters that rules say to those, on average: half of a document's limit
+TEXT_AT_ONCE = 32 * KIB * KIB  # characters that rules say to those, on average: half of a document's limit
 
 
 def parts_of(name: str, pieces: Sequence[Piece], findings: Sequence[Reported], at_once: int) -> Iterator[Upload]:
@@ -473,14 +481,14 @@ def parts_of(name: str, pieces: Sequence[Piece], findings: Sequence[Reported], a
         yield Upload(name, in_json(log, name), [each for each in findings if id(each.result) in part])
 
 
-def reported_in(log: Json, parsed: heart.Parsed) -> list[list[Reported]]:
+def reported_in(log: Json, parsed: Parsed) -> list[list[Reported]]:
     """Return the findings of each run of a document."""
     reported = [list[Reported]() for _ in log["runs"]]
     for report, (text, pointer) in zip(parsed.reports, parsed.extensions, strict=True):
         _, _, run, _, number, *_ = pointer.split("/")
         result = log["runs"][int(run)]["results"][int(number)]
         known = msgspec.json.decode(text or "{}")
-        severity = heart.SEVERITIES[-report.severity]
+        severity = SEVERITIES[-report.severity]
         rule = str(result.get("ruleId") or report.rule or "").strip()
         reported[int(run)].append(Reported(result, report.external_id, severity, rule, spot_of(result, known)))
     return reported
@@ -530,7 +538,7 @@ class Decider:
                 continue
             names = itertools.accumulate(each.rule.split("/"), "{}/{}".format)  # of a hierarchical rule (3.27.5)
             is_scored = rank_of(each.properties) is not None or not scored.isdisjoint(names)
-            has_own = is_scored or each.rule == heart.UNCHECKED
+            has_own = is_scored or each.rule == UNCHECKED
             severity, why = decide(each.rule, has_own) or (each.severity, "the document")
             if why.startswith("ready map"):
                 self.ready.add(tool_of(run))
@@ -549,7 +557,7 @@ class Decider:
             checked = self.check(path) if path else None
         except TimeoutError:
             patterns = "; ".join(f'{where} "{pattern}"' for pattern, where in self.config.patterns)
-            raise heart.ConfigurationError(f"{patterns}: took too long on {path}; use patterns with fewer *") from None
+            raise ConfigurationError(f"{patterns}: took too long on {path}; use patterns with fewer *") from None
         if not checked or not checked.include or checked.index is None:
             return ""
         pattern, where = self.config.patterns[checked.index]
@@ -573,7 +581,7 @@ def write_severities(run: Json, kept: Iterable[Reported]) -> None:
             task["severity"] = each.severity
 
 
-def count_missing(service: Service, run_id: str, branch: str | None, external_ids: set[str]) -> int:
+def count_missing(service: Client, run_id: str, branch: str | None, external_ids: set[str]) -> int:
     """Return how many of some findings the end of a run will resolve: those of its branch that it did not report."""
     if not external_ids:
         return 0

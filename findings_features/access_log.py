@@ -10,28 +10,35 @@ from typing import Any
 
 import regex
 
-import findings_service as heart
+from findings_service import (
+    ITEM_CURSOR,
+    REGISTRY,
+    ApiRequest,
+    Service,
+    timestamp,
+    write_unlocked,
+)
 
 
-def start(service: heart.Service) -> None:
+def start(service: Service) -> None:
     """Have a service write its log, in the form that its settings name."""
     form = service.settings.log
 
-    def note(call: heart.Call, status: int, size: int, seconds: float) -> None:
+    def note(request: ApiRequest, status: int, size: int, seconds: float) -> None:
         fields = {
-            "time": heart.timestamp(),
-            "method": call.method,
-            "route": call.route,
+            "time": timestamp(),
+            "method": request.method,
+            "route": request.route,
             "status": status,
             "ms": round(seconds * 1000, 2),
             "bytes": size,
-            "client": call.principal.client_id or None,
-            "key": call.principal.name or None,
-            "user": call.principal.user,
-            "runId": call.run_id if regex.fullmatch(heart.ITEM_CURSOR, call.run_id or "") else None,  # or anything
+            "client": request.principal.client_id or None,
+            "key": request.principal.name or None,
+            "user": request.principal.user,
+            "runId": request.run_id if regex.fullmatch(ITEM_CURSOR, request.run_id or "") else None,  # or anything
         }
         line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
-        (service.listeners.write_line or heart.write_unlocked)(line)
+        (service.listeners.write_line or write_unlocked)(line)
 
     service.listeners.answered.append(note)
 
@@ -44,4 +51,4 @@ def as_word(value: Any) -> str:
 
 def register() -> None:
     """Let services have a log."""
-    heart.REGISTRY.observers["log"] = start
+    REGISTRY.observers["log"] = start

@@ -14,30 +14,41 @@ from collections.abc import Iterator, Sequence
 import click
 
 import findings_features.migrations as migrations
-import findings_service as heart
+from findings_service import (
+    SCHEMA_VERSION,
+    Connection,
+    CounterKey,
+    counter_names,
+    database_option,
+    label_counters,
+    main,
+    opened,
+    select_clients,
+    tags_in,
+)
 
 
-def word_faults(connection: heart.Connection) -> Iterator[str]:
+def word_faults(connection: Connection) -> Iterator[str]:
     """Yield the tasks whose stored search words differ from their texts.
 
     Other versions of Unicode fold other characters: then only words of ASCII are compared.
     """
     comparable = migrations.is_folded_here(connection)
-    for client_id in heart.select_clients(connection):
+    for client_id in select_clients(connection):
         for _, task_id, words, expected in migrations.select_words(connection, client_id):
             if words != expected and (comparable or f"{words}{expected}".isascii()):
                 yield f"task {task_id} is searched by other words than it has"
 
 
-def tag_faults(connection: heart.Connection) -> Iterator[str]:
+def tag_faults(connection: Connection) -> Iterator[str]:
     """Tell where lists by tag are not what the tasks are, from both in the same order."""
-    for client_id in heart.select_clients(connection):
+    for client_id in select_clients(connection):
         tasks = connection.stream(
             """SELECT seq, tags, CASE branch WHEN '' THEN 1 ELSE 0 END, status, severity FROM tasks
                WHERE client_id = ? AND tags IS NOT NULL ORDER BY seq""",
             (client_id,),
         )
-        expected = ((seq, tag, *state) for seq, tags, *state in tasks for tag in sorted(heart.tags_in(tags)))
+        expected = ((seq, tag, *state) for seq, tags, *state in tasks for tag in sorted(tags_in(tags)))
         listed = connection.stream(
             """SELECT task_seq, tag, main_line, status, severity FROM task_tags
                WHERE client_id = ? ORDER BY task_seq, tag""",
@@ -48,19 +59,19 @@ def tag_faults(connection: heart.Connection) -> Iterator[str]:
                 yield f"tag: {client_id}, {tag!r} lists the task of seq {seq} otherwise than that is"
 
 
-def recounted(connection: heart.Connection) -> Counter[heart.CounterKey]:
+def recounted(connection: Connection) -> Counter[CounterKey]:
     """Count everything that the counters count, one by one, but for changes."""
-    counts: Counter[heart.CounterKey] = Counter()
+    counts: Counter[CounterKey] = Counter()
     place, kind = "client_id, project_type, target_url, branch", "status, severity"
     for client, *at, rule, tags, status, severity, n in connection.execute(
         f"SELECT {place}, rule, tags, {kind}, COUNT(*) FROM tasks GROUP BY {place}, rule, tags, {kind}"
     ):
-        for name in (*heart.counter_names("tasks", *at), *heart.mark_counters(rule, tags, at[-1])):
+        for name in (*counter_names("tasks", *at), *label_counters(rule, tags, at[-1])):
             counts[client, name, status, severity] += n
     for client, *at, status, n in connection.execute(
         f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
     ):
-        for name in heart.counter_names("runs", *at):
+        for name in counter_names("runs", *at):
             counts[client, name, status, 0] += n
     return counts
 
@@ -154,7 +165,7 @@ INTEGRITY_CHECKS = {
 }
 
 
-def integrity_errors(connection: heart.Connection) -> Iterator[str]:
+def integrity_errors(connection: Connection) -> Iterator[str]:
     """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
     yield from connection.integrity_errors()
     expected = recounted(connection)
@@ -172,7 +183,7 @@ def integrity_errors(connection: heart.Connection) -> Iterator[str]:
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 
 
-def failing_webhooks(connection: heart.Connection) -> Iterator[str]:
+def failing_webhooks(connection: Connection) -> Iterator[str]:
     """Tell of the webhooks that something cannot be delivered to, which is no fault of the database's."""
     for client_id, hook_id, state, attempts, error, later in connection.execute(
         """SELECT client_id, id, state, attempts, last_error, next_attempt_at FROM webhooks
@@ -183,7 +194,7 @@ def failing_webhooks(connection: heart.Connection) -> Iterator[str]:
         yield f"webhook {hook_id} of client {client_id!r} has failed {often} ({error}) and {state}"
 
 
-def audit(connection: heart.Connection, db: str) -> None:
+def audit(connection: Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
     found = list(integrity_errors(connection))
     refuse_for(found, f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
@@ -198,10 +209,10 @@ def refuse_for(faults: Sequence[str], summary: str) -> None:
 
 
 @click.command()
-@heart.database_option
+@database_option
 def check(db: str) -> None:
     """Audit a database, also one in use. Exit code 1 and one line for each fault."""
-    with heart.opened(db) as database, database.snapshot() as connection:
+    with opened(db) as database, database.snapshot() as connection:
         for complaint in failing_webhooks(connection):
             click.echo(complaint, err=True)
         if not migrations.is_folded_here(connection):
@@ -212,9 +223,9 @@ def check(db: str) -> None:
             )
         audit(connection, database.name)
     engine = " ".join(database.engine)
-    click.echo(f"{database.name} is sound: schema version {heart.SCHEMA_VERSION}, {engine}.", err=True)
+    click.echo(f"{database.name} is sound: schema version {SCHEMA_VERSION}, {engine}.", err=True)
 
 
 def register() -> None:
     """Add the command."""
-    heart.main.add_command(check)
+    main.add_command(check)

@@ -20,7 +20,26 @@ from typing import NoReturn
 import click
 
 import findings_features.audit as audit
-import findings_service as heart
+from findings_service import (
+    APPLICATION_ID,
+    CHECKPOINT_LOCK,
+    ENGINE_ERRORS,
+    SCHEMA_VERSION,
+    STOPPING,
+    Database,
+    DatabaseUnusable,
+    SQLiteConnection,
+    SQLiteDatabase,
+    database_option,
+    is_filled,
+    main,
+    open_database,
+    opened,
+    progress_bar,
+    retry_while_busy,
+    timestamp,
+    user_version,
+)
 
 try:
     import fcntl
@@ -28,15 +47,15 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-def copy_database(source: heart.SQLiteConnection, path: str) -> list[str]:
+def copy_database(source: SQLiteConnection, path: str) -> list[str]:
     """Copy a database that is in use into an empty file as it is at one moment, and return what is wrong with the copy.
 
     The read transaction keeps that moment, and ends with its connection; without it the copy would start again at
     every write of another process (https://www.sqlite.org/backup.html).
     """
     with (
-        closing(sqlite3.connect(path, isolation_level=None, factory=heart.SQLiteConnection)) as copy,
-        heart.progress_bar("Copying") as bar,
+        closing(sqlite3.connect(path, isolation_level=None, factory=SQLiteConnection)) as copy,
+        progress_bar("Copying") as bar,
     ):
 
         def show(_: int, remaining: int, total: int) -> None:
@@ -54,7 +73,7 @@ BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file, and wo
 
 def files_of(path: str) -> set[str]:
     """Return the names of a database, and of all that may lie beside it."""
-    return {f"{path}{suffix}" for suffix in ("", *BESIDE, heart.CHECKPOINTER)}
+    return {f"{path}{suffix}" for suffix in ("", *BESIDE, CHECKPOINT_LOCK)}
 
 
 @contextmanager
@@ -108,7 +127,7 @@ def require_replaceable(path: str) -> None:
     """
     for log_path in (f"{path}-wal", f"{path}-journal"):
         if os.path.lexists(log_path):
-            raise heart.DatabaseUnusable(
+            raise DatabaseUnusable(
                 f"{log_path} lies there: {path} is open in another process, or was when that died; stop what uses it,"
                 f" fold that in with: findings-service check --db {path}, or remove it"
             )
@@ -118,12 +137,12 @@ def require_replaceable(path: str) -> None:
         if stat.S_ISREG(os.lstat(path).st_mode):
             with closing(sqlite3.connect(path)) as old:
                 (mark,) = old.execute("PRAGMA application_id").fetchone()
-            if mark == heart.APPLICATION_ID or not heart.is_filled(path):
+            if mark == APPLICATION_ID or not is_filled(path):
                 return
-    raise heart.DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
+    raise DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
 
 
-def copy_beside(connection: heart.SQLiteConnection, path: str) -> None:
+def copy_beside(connection: SQLiteConnection, path: str) -> None:
     """Have SQLite make its copies beside a database, and not where temporary files are, which may be small."""
     with suppress(sqlite3.Error):
         quoted = str(Path(path).resolve().parent).replace("'", "''")
@@ -133,7 +152,7 @@ def copy_beside(connection: heart.SQLiteConnection, path: str) -> None:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Have the signals that would end the process end what is under way as Ctrl-C does, so that it is undone."""
-    deadly = [name for name in heart.STOPPING if signal.getsignal(name) is signal.SIG_DFL]
+    deadly = [name for name in STOPPING if signal.getsignal(name) is signal.SIG_DFL]
 
     def end(*_: object) -> NoReturn:
         for name in deadly:
@@ -149,7 +168,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(name, signal.SIG_DFL)
 
 
-def note_backup(database: heart.Database, at: str) -> None:
+def note_backup(database: Database, at: str) -> None:
     """Note when a good backup was begun, for the metrics. What hinders that takes nothing away from the backup."""
     try:
         with database.transaction() as connection:
@@ -158,15 +177,15 @@ def note_backup(database: heart.Database, at: str) -> None:
                    ON CONFLICT (id) DO UPDATE SET made_at = excluded.made_at""",
                 (at,),
             )
-    except (*heart.ENGINE_ERRORS, heart.DatabaseUnusable) as error:
+    except (*ENGINE_ERRORS, DatabaseUnusable) as error:
         click.echo(f"The metrics do not know of it: {database.settings.db} could not be written ({error}).", err=True)
 
 
 @contextmanager
-def opened_file(db: str, command: str, *, new: bool = False) -> Iterator[heart.SQLiteDatabase]:
+def opened_file(db: str, command: str, *, new: bool = False) -> Iterator[SQLiteDatabase]:
     """Give a command a database file, and say what to do instead where the database is another engine's."""
-    with heart.opened(db, new=new) as database:
-        if not isinstance(database, heart.SQLiteDatabase):
+    with opened(db, new=new) as database:
+        if not isinstance(database, SQLiteDatabase):
             advice = database.advice[command].format(name=database.name)
             raise click.ClickException(f"`{command}` is for database files; {advice}")
         yield database
@@ -175,7 +194,7 @@ def opened_file(db: str, command: str, *, new: bool = False) -> Iterator[heart.S
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--replace", is_flag=True, help="Replace FILE once the new backup is verified.")
-@heart.database_option
+@database_option
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use. The copy is of one moment, verified, and readable by you alone."""
     with interruptible(), opened_file(db, "backup", new=True) as database:  # of any version of ours
@@ -186,29 +205,29 @@ def backup(file: str, replace: bool, db: str) -> None:
         require_replaceable(file)
         if not Path(db).exists():
             raise click.ClickException(f"there is no file {db}")
-        begun = heart.timestamp()
+        begun = timestamp()
         with (
-            closing(heart.open_database(database.settings, read_only=True)) as source,
+            closing(open_database(database.settings, read_only=True)) as source,
             new_file(file) as copy,
         ):
-            if not (version := heart.user_version(source)):
+            if not (version := user_version(source)):
                 raise click.ClickException(f"{db} is empty: there is nothing to copy")
             if wrong := copy_database(source, copy):
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
             put_in_place(copy, file)
         click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
-        if version == heart.SCHEMA_VERSION:
+        if version == SCHEMA_VERSION:
             note_backup(database, begun)
 
 
 @click.command()
-@heart.database_option
+@database_option
 def compact(db: str) -> None:
     """Give the space of what was removed back to the disk. Then the database is audited; a service's writes wait."""
     with opened_file(db, "compact") as database, database.maintaining() as connection:
         before = Path(db).stat().st_size
         copy_beside(connection, db)
-        heart.patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
+        retry_while_busy(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
         database.run_maintenance()  # or, where that is a running service's, it does so in its next turn
         with database.snapshot() as moment:
             audit.audit(moment, db)
@@ -223,4 +242,4 @@ def compact(db: str) -> None:
 def register() -> None:
     """Add the commands."""
     for command in (backup, compact):
-        heart.main.add_command(command)
+        main.add_command(command)

@@ -16,10 +16,40 @@ import msgspec
 from msgspec import Meta
 
 import findings_features.overview as overview
-import findings_service as heart
+from findings_service import (
+    BY_SEQ,
+    DETAILS,
+    NO_TARGET,
+    REGISTRY,
+    SEVERITY_NAME,
+    ApiRequest,
+    Connection,
+    Export,
+    MaybeSchema,
+    Model,
+    NonEmpty,
+    ProjectType,
+    ProjectTypeWithSchema,
+    Reason,
+    RequestModel,
+    Severity,
+    Summary,
+    TaskStatus,
+    ThreadJob,
+    UnknownProjectType,
+    in_list_time,
+    json_response,
+    located,
+    make_response,
+    operation,
+    require_registered,
+    select_project_type,
+    summary_of,
+    truncate,
+)
 
 
-class ResolvedFinding(heart.Model, gc=False):
+class ResolvedFinding(Model, gc=False):
     """A finding that was resolved; if it is there again, it is reported under the same `externalId`."""
 
     external_id: str
@@ -34,14 +64,14 @@ class KnownFinding(ResolvedFinding, gc=False):
     `excerpt` is the first line of its first evidence's content that is not blank, at most 120 characters of it.
     """
 
-    severity: heart.Severity
-    status: heart.TaskStatus
-    reason: heart.Reason | None
+    severity: Severity
+    status: TaskStatus
+    reason: Reason | None
     last_comment: str | None
     excerpt: str | None
 
 
-class Brief(heart.Model):
+class Brief(Model):
     """The known findings of a type and target, most severe first, and how many more there are.
 
     `summary` counts all tasks of the type and target, also resolved ones and those without an externalId.
@@ -50,33 +80,30 @@ class Brief(heart.Model):
     project_type: str
     target_url: str | None
     branch: str | None
-    summary: heart.Summary
-    extension_schema: heart.MaybeSchema
+    summary: Summary
+    extension_schema: MaybeSchema
     resolved: list[ResolvedFinding]
     tasks: list[KnownFinding]
     omitted: int
 
 
-class BriefQuery(heart.Request):
+class BriefQuery(RequestModel):
     """What an agent is about to examine."""
 
-    project_type: Annotated[heart.NonEmpty, Meta(description="A registered project type.")]
+    project_type: Annotated[NonEmpty, Meta(description="A registered project type.")]
     target_url: (
-        Annotated[
-            heart.NonEmpty, Meta(description="The target, exactly as stored. Without it, findings that have none.")
-        ]
+        Annotated[NonEmpty, Meta(description="The target, exactly as stored. Without it, findings that have none.")]
         | None
     ) = None
     branch: (
         Annotated[
-            heart.NonEmpty,
+            NonEmpty,
             Meta(description="Also what runs of this branch reported. Without it, the main line's alone."),
         ]
         | None
     ) = None
     location: (
-        Annotated[heart.NonEmpty, Meta(description="Findings there, as in a list of tasks; `summary` counts all.")]
-        | None
+        Annotated[NonEmpty, Meta(description="Findings there, as in a list of tasks; `summary` counts all.")] | None
     ) = None
     limit: Annotated[int, Meta(ge=1, le=200, description="Findings in `tasks`, and in `resolved`.")] = 50
 
@@ -92,32 +119,32 @@ def excerpt_of(content: str | None) -> str | None:
     """Return the first line that is not blank of what CONTENT found, None where there is none."""
     signs = WHOLE_SIGNS.match(content or "")
     lines = msgspec.json.decode(f'{signs[1]}"', type=str).splitlines() if signs else []
-    return next((heart.truncate(line, EXCERPT_LENGTH) for line in lines if line.strip()), None)
+    return next((truncate(line, EXCERPT_LENGTH) for line in lines if line.strip()), None)
 
 
 IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_progress', 'dismissed')"""
 RESOLVED = "tasks.external_id IS NOT NULL AND tasks.status = 'resolved'"
 ORDER = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC"
 # Findings as a brief lists them, and in its order.
-LISTED = f"""SELECT tasks.external_id, tasks.title, tasks.rule, tasks.location, {heart.SEVERITY_NAME}, tasks.status,
+LISTED = f"""SELECT tasks.external_id, tasks.title, tasks.rule, tasks.location, {SEVERITY_NAME}, tasks.status,
         tasks.reason, (
         SELECT comment FROM history WHERE history.client_id = tasks.client_id
             AND history.task_seq = tasks.seq AND comment IS NOT NULL AND event IN ('status', 'comment')
              ORDER BY event DESC, history.seq DESC LIMIT 1),
         {CONTENT}
-    FROM tasks {heart.DETAILS}
-    WHERE {heart.BY_SEQ} {ORDER}"""
+    FROM tasks {DETAILS}
+    WHERE {BY_SEQ} {ORDER}"""
 
 
 def select_brief(
-    connection: heart.Connection, client_id: str, project_type: heart.ProjectTypeWithSchema, query: BriefQuery
+    connection: Connection, client_id: str, project_type: ProjectTypeWithSchema, query: BriefQuery
 ) -> Brief:
     """Return what is known of a type and target: the worst first, of those what was seen last, then the newest."""
-    place = client_id, query.project_type, query.target_url or heart.NO_TARGET
+    place = client_id, query.project_type, query.target_url or NO_TARGET
     lines = [(overview.Known(*place), "")]
     if query.branch:  # what the main line knows, too, is there already
         lines.append((overview.Known(*place, query.branch), "AND tasks.branch <> ''"))
-    there, values = heart.located(query.location) if query.location else ("1 = 1", ())
+    there, values = located(query.location) if query.location else ("1 = 1", ())
     counted, places, listed = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0
     resolved = list[tuple[Any, ...]]()
     for known, condition in lines:
@@ -139,7 +166,7 @@ def select_brief(
         project_type=query.project_type,
         target_url=query.target_url,
         branch=query.branch,
-        summary=heart.summary_of(counted),
+        summary=summary_of(counted),
         extension_schema=project_type.extension_schema,
         resolved=[ResolvedFinding(*row[2:]) for row in heapq.nlargest(query.limit, resolved)],
         tasks=[KnownFinding(*(*known, excerpt_of(content))) for *known, content in findings],
@@ -147,41 +174,41 @@ def select_brief(
     )
 
 
-EXPORTS: dict[str, heart.Export] = {}  # by media type; adapters add theirs by `add`
+EXPORTS: dict[str, Export] = {}  # by media type; adapters add theirs by `add`
 
 
-def read_brief(call: heart.Call, connection: heart.Connection) -> tuple[Brief, heart.ProjectType]:
+def read_brief(request: ApiRequest, connection: Connection) -> tuple[Brief, ProjectType]:
     """Return what a request asks for, and what the project type is. :raises UnknownProjectType: where it is none."""
-    with heart.in_list_time(connection):
-        heart.require_registered(connection, call.client_id, call.query.project_type, parameter="projectType")
-        project_type = heart.select_project_type(connection, call.client_id, call.query.project_type)
-        return select_brief(connection, call.client_id, project_type, call.query), project_type
+    with in_list_time(connection):
+        require_registered(connection, request.client_id, request.query.project_type, parameter="projectType")
+        project_type = select_project_type(connection, request.client_id, request.query.project_type)
+        return select_brief(connection, request.client_id, project_type, request.query), project_type
 
 
-@heart.operation(
+@operation(
     "GET",
     "/api/v1/brief",
     "read",
     {200: Brief},
     query=BriefQuery,
     exports=EXPORTS,
-    refusals=(heart.UnknownProjectType,),
+    refusals=(UnknownProjectType,),
 )
-def get_brief(call: heart.Call) -> heart.Deferred:
+def get_brief(request: ApiRequest) -> ThreadJob:
     """Get what an agent should know before it scans: what is known already, and what extensions must be like."""
-    return call.read_slowly(lambda connection: heart.json_answer(200, read_brief(call, connection)[0]))
+    return request.read_slowly(lambda connection: json_response(200, read_brief(request, connection)[0]))
 
 
-def add(media_type: str, write: Callable[[Brief, heart.ProjectType], bytes]) -> None:
+def add(media_type: str, write: Callable[[Brief, ProjectType], bytes]) -> None:
     """Have briefs go out in a form, too, in which `write` writes one, with what its project type is."""
 
-    def export(call: heart.Call) -> heart.Deferred:
+    def export(request: ApiRequest) -> ThreadJob:
         kind = f"{media_type}; charset=utf-8"
-        return call.read_slowly(lambda connection: heart.whole_answer(200, write(*read_brief(call, connection)), kind))
+        return request.read_slowly(lambda connection: make_response(200, write(*read_brief(request, connection)), kind))
 
-    EXPORTS[media_type] = heart.Export(answer=export)
+    EXPORTS[media_type] = Export(answer=export)
 
 
 def register() -> None:
     """Have briefs answered."""
-    heart.REGISTRY.add_operations(get_brief)
+    REGISTRY.add_operations(get_brief)

@@ -5,34 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-import findings_service as heart
+from findings_service import (
+    MAIN_LINE,
+    Connection,
+    Filter,
+    counter_name,
+    select_counts,
+)
 
 # A project type (if the filter names types), rule or tag; a branch ("" is the main line, None all branches); a status;
 # a severity rank.
 Cell = tuple[str | None, str | None, str, int]
 
 
-def select_cells(connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter) -> dict[Cell, int]:
+def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count the rows of a table that match a filter, by cell. Empty cells are left out."""
     named = {
-        heart.counter_name(table, project_type, wanted.target_url, line): (project_type, line)
+        counter_name(table, project_type, wanted.target_url, line): (project_type, line)
         for project_type in ((None,) if wanted.types is None else wanted.types)
-        for line in ((heart.MAIN_LINE, None) if wanted.names is None else wanted.names)
+        for line in ((MAIN_LINE, None) if wanted.names is None else wanted.names)
     }
     return select_named_cells(connection, client_id, named, wanted)
 
 
 def select_named_cells(
-    connection: heart.Connection,
+    connection: Connection,
     client_id: str,
     named: Mapping[str, tuple[str | None, str | None]],
-    wanted: heart.Filter,
+    wanted: Filter,
 ) -> dict[Cell, int]:
     """Count the rows of some counters that match a filter, by cell.
 
     :param named: the first two members of the cells of each counter.
     """
     cells = Counter[Cell]()
-    for name, status, severity, n in heart.select_counts(connection, client_id, list(named)):
+    for name, status, severity, n in select_counts(connection, client_id, list(named)):
         cells[*named[name], status, severity] += n
-    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1] == heart.MAIN_LINE, *cell[2:])}
+    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1] == MAIN_LINE, *cell[2:])}

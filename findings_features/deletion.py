@@ -16,10 +16,44 @@ from contextlib import suppress
 import click
 import msgspec
 
-import findings_service as heart
+from findings_service import (
+    BY_SEQ,
+    LISTED_SEQS,
+    MAIN_LINE,
+    REGISTRY,
+    TASK_ROW_COLUMNS,
+    ApiRequest,
+    BranchKey,
+    Connection,
+    Database,
+    PendingWrite,
+    RunKey,
+    ServiceError,
+    TaskRow,
+    add_to_counters,
+    counter_name,
+    counter_names,
+    database_option,
+    drop_responses,
+    find_branch_of_run,
+    index_tasks,
+    main,
+    move_in_counters,
+    opened,
+    operation,
+    parse_duration,
+    progress_bar,
+    raise_revision,
+    select_clients,
+    select_counts,
+    select_project_type,
+    select_run_key,
+    select_task_row,
+    timestamp,
+)
 
 
-class ProjectTypeInUse(heart.ServiceError, status=409, code="project_type_in_use"):
+class ProjectTypeInUse(ServiceError, status=409, code="project_type_in_use"):
     """There are runs of the project type."""
 
 
@@ -36,14 +70,14 @@ ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
     WHERE other.client_id = ? AND other.task_seq = sightings.task_seq AND {})"""
 
 
-def count_old_runs(connection: heart.Connection, client_id: str, before: str) -> tuple[int, bool]:
+def count_old_runs(connection: Connection, client_id: str, before: str) -> tuple[int, bool]:
     """Return how many of a client's runs finished before a time, and whether those are more than half of all."""
     statement = f"SELECT COUNT(*) FILTER (WHERE {OLD_RUN}), COUNT(finished_at) FROM runs WHERE client_id = ?"
     old, finished = connection.execute(statement, (before, client_id, client_id)).fetchone()
     return old, 2 * old > finished
 
 
-def count_orphans(connection: heart.Connection, client_id: str, before: str) -> int:
+def count_orphans(connection: Connection, client_id: str, before: str) -> int:
     """Return how many of a client's tasks only runs report that finished before a time."""
     statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
         JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
@@ -52,25 +86,25 @@ def count_orphans(connection: heart.Connection, client_id: str, before: str) -> 
     return int(connection.execute(statement, (client_id, *old, client_id, *old)).fetchone()[0])
 
 
-def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[heart.TaskRow]) -> None:
+def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[TaskRow]) -> None:
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
     connection.deletes = True
-    heart.drop_answers(connection, client_id, *(task.id for task in tasks))
-    heart.index_tasks(connection, client_id, tasks, -1)
+    drop_responses(connection, client_id, *(task.id for task in tasks))
+    index_tasks(connection, client_id, tasks, -1)
     deleted = (client_id, json.dumps([task.seq for task in tasks]))
-    for kind in (heart.RunKey, heart.BranchKey):
-        of_tasks = f"FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
+    for kind in (RunKey, BranchKey):
+        of_tasks = f"FROM {kind.sightings} WHERE client_id = ? AND task_seq {LISTED_SEQS}"
         connection.execute(
             f"""UPDATE {kind.table} SET reported = reported - (
                     SELECT COUNT(*) {of_tasks} AND {kind.column} = {kind.table}.seq)
                 WHERE client_id = ? AND seq IN (SELECT {kind.column} {of_tasks})""",
             (*deleted, client_id, *deleted),
         )
-    connection.execute(f"DELETE FROM tasks WHERE {heart.BY_SEQ}", deleted)
+    connection.execute(f"DELETE FROM tasks WHERE {BY_SEQ}", deleted)
     delete_empty_branches(connection, client_id)
 
 
-def delete_empty_branches(connection: heart.Connection, client_id: str) -> None:
+def delete_empty_branches(connection: Connection, client_id: str) -> None:
     """Delete branches without runs and tasks."""
     connection.execute(
         """DELETE FROM branches WHERE client_id = ? AND reported = 0 AND NOT EXISTS (
@@ -85,7 +119,7 @@ PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred w
 
 
 def prune_slice(
-    connection: heart.Connection, client_id: str, run: heart.RunKey, size: int = PRUNE_SLICE, *, deleted: bool = False
+    connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE, *, deleted: bool = False
 ) -> tuple[int, bool]:
     """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
 
@@ -94,17 +128,17 @@ def prune_slice(
 
     :param deleted: whether the tasks that stay are to tell nothing of the run any more.
     """
-    if not heart.RunKey.find(connection, client_id, "id = ?", run.id):
+    if not RunKey.find(connection, client_id, "id = ?", run.id):
         return 0, True
-    heart.raise_stamp(connection, client_id)
+    raise_revision(connection, client_id)
     rows = connection.execute(
-        f"""SELECT {heart.TASK_ROW_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
+        f"""SELECT {TASK_ROW_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
             FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
             WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
         (client_id, run.seq, client_id, run.seq, size),
     ).fetchall()
-    gone = [heart.TaskRow(*fields) for *fields, _, only in rows if only]
-    left = [(heart.TaskRow(*fields), bool(counted)) for *fields, counted, only in rows if not only]
+    gone = [TaskRow(*fields) for *fields, _, only in rows if only]
+    left = [(TaskRow(*fields), bool(counted)) for *fields, counted, only in rows if not only]
     remove_tasks(connection, client_id, gone)
     connection.executemany(
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
@@ -117,9 +151,9 @@ def prune_slice(
         recompute_after_unlink(connection, client_id, run, left)
     if len(rows) == size:
         return len(gone), False
-    names = heart.counter_names("runs", *run.type_and_target, run.branch)
-    heart.add_to_counters(connection, client_id, names, run.status, 0, -1)
-    heart.drop_answers(connection, client_id, run.id)
+    names = counter_names("runs", *run.type_and_target, run.branch)
+    add_to_counters(connection, client_id, names, run.status, 0, -1)
+    drop_responses(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id)
     return len(gone), True
@@ -129,7 +163,7 @@ FOUND_AT_ONCE = 10_000  # old runs; to find them takes a look at all runs of the
 
 
 def prune_slices(
-    database: heart.Database,
+    database: Database,
     before: str,
     patience: float | None = None,
     refuse: Callable[[str], object] | None = None,
@@ -142,7 +176,7 @@ def prune_slices(
     :param refuse: called with a client's id instead of removing more than half of its finished runs.
     """
     with database.reading() as connection:
-        clients = heart.select_clients(connection)
+        clients = select_clients(connection)
     for client_id in clients:
         if refuse:
             with database.apart("maintenance") as connection:
@@ -153,7 +187,7 @@ def prune_slices(
         while True:
             with database.apart("maintenance") as connection:
                 few = f"{OLD_RUN} ORDER BY finished_at LIMIT ?"
-                old = heart.RunKey.find(connection, client_id, few, before, client_id, FOUND_AT_ONCE)
+                old = RunKey.find(connection, client_id, few, before, client_id, FOUND_AT_ONCE)
             if not old:
                 break
             for run in old:
@@ -180,7 +214,7 @@ REPORTED_BY = """COALESCE(
 
 
 def recompute_after_unlink(
-    connection: heart.Connection, client_id: str, run: heart.RunKey, left: Sequence[tuple[heart.TaskRow, bool]]
+    connection: Connection, client_id: str, run: RunKey, left: Sequence[tuple[TaskRow, bool]]
 ) -> None:
     """Bring tasks up to date that a run, which goes, does not report any more, but others do.
 
@@ -192,13 +226,13 @@ def recompute_after_unlink(
     )
     tasks = (client_id, json.dumps([state.seq for state, _ in left]))
     connection.execute(
-        f"UPDATE history SET run_id = NULL WHERE run_id = ? AND client_id = ? AND task_seq {heart.LISTED_SEQS}",
+        f"UPDATE history SET run_id = NULL WHERE run_id = ? AND client_id = ? AND task_seq {LISTED_SEQS}",
         (run.id, *tasks),
     )
     for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
         connection.execute(
             f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
-                WHERE {heart.BY_SEQ} AND ({column} = ? OR NOT EXISTS (
+                WHERE {BY_SEQ} AND ({column} = ? OR NOT EXISTS (
                     SELECT 1 FROM runs WHERE runs.client_id = ? AND runs.id = tasks.{column}))""",
             (*tasks, run.id, client_id),
         )
@@ -206,12 +240,12 @@ def recompute_after_unlink(
         f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
                 SELECT runs.seq, tasks.seq FROM tasks
                 JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                WHERE {heart.BY_SEQ})""",
+                WHERE {BY_SEQ})""",
         (client_id, *tasks),
     )
-    if branch := heart.find_branch_of_run(connection, client_id, run):  # which knows what another run of it reports
+    if branch := find_branch_of_run(connection, client_id, run):  # which knows what another run of it reports
         forgotten = connection.execute(
-            f"""DELETE FROM branch_sightings WHERE branch_seq = ? AND client_id = ? AND task_seq {heart.LISTED_SEQS}
+            f"""DELETE FROM branch_sightings WHERE branch_seq = ? AND client_id = ? AND task_seq {LISTED_SEQS}
                 AND NOT EXISTS (SELECT 1 FROM sightings
                     JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
                     WHERE sightings.client_id = branch_sightings.client_id
@@ -225,7 +259,7 @@ def recompute_after_unlink(
     move_to_branch(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
 
 
-def move_to_branch(connection: heart.Connection, client_id: str, states: Mapping[int, heart.TaskRow]) -> None:
+def move_to_branch(connection: Connection, client_id: str, states: Mapping[int, TaskRow]) -> None:
     """Let tasks be of the branch of who is their first reporter now, where that is another, and not the main line's.
 
     :param states: tasks of a run's line that does not report them any more, by their seqs.
@@ -233,7 +267,7 @@ def move_to_branch(connection: heart.Connection, client_id: str, states: Mapping
     rows = connection.execute(
         f"""SELECT tasks.seq, runs.branch FROM tasks
             JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-            WHERE {heart.BY_SEQ} AND runs.branch <> tasks.branch
+            WHERE {BY_SEQ} AND runs.branch <> tasks.branch
                 AND NOT EXISTS (SELECT 1 FROM sightings
                     JOIN runs AS others ON others.client_id = sightings.client_id AND others.seq = run_seq
                     WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND others.branch = '')""",
@@ -241,55 +275,55 @@ def move_to_branch(connection: heart.Connection, client_id: str, states: Mapping
     ).fetchall()
     connection.executemany(
         "UPDATE tasks SET branch = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
-        [(name, heart.timestamp(), client_id, seq) for seq, name in rows],
+        [(name, timestamp(), client_id, seq) for seq, name in rows],
     )
     moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
-    heart.move_in_counters(connection, client_id, moved)
+    move_in_counters(connection, client_id, moved)
 
 
-@heart.operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
-def delete_run(call: heart.Call, run_id: str) -> heart.PendingWrite:
+@operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
+def delete_run(request: ApiRequest, run_id: str) -> PendingWrite:
     """Delete a run, also a running one, and the tasks that only it reports."""
 
-    def remove(connection: heart.Connection) -> None:
-        run = heart.select_run_key(connection, call.client_id, run_id)
+    def remove(connection: Connection) -> None:
+        run = select_run_key(connection, request.client_id, run_id)
         connection.execute(
             "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'",
-            (call.client_id, run.id),
+            (request.client_id, run.id),
         )
-        while not prune_slice(connection, call.client_id, run, 512, deleted=True)[1]:  # sightings at once
+        while not prune_slice(connection, request.client_id, run, 512, deleted=True)[1]:  # sightings at once
             pass
 
-    return heart.PendingWrite(call, remove)
+    return PendingWrite(request, remove)
 
 
-@heart.operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
-def delete_task(call: heart.Call, task_id: str) -> heart.PendingWrite:
+@operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
+def delete_task(request: ApiRequest, task_id: str) -> PendingWrite:
     """Delete a task with its history."""
 
-    def remove(connection: heart.Connection) -> None:
-        task = heart.select_task_row(connection, call.client_id, task_id)
-        remove_tasks(connection, call.client_id, [task])
+    def remove(connection: Connection) -> None:
+        task = select_task_row(connection, request.client_id, task_id)
+        remove_tasks(connection, request.client_id, [task])
 
-    return heart.PendingWrite(call, remove)
+    return PendingWrite(request, remove)
 
 
-@heart.operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
-def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
+@operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
+def delete_project_type(request: ApiRequest, name: str) -> PendingWrite:
     """Delete a project type that there is no run of."""
-    client_id = call.client_id
-    counted = [heart.counter_name("runs", name, None, line) for line in (heart.MAIN_LINE, None)]
+    client_id = request.client_id
+    counted = [counter_name("runs", name, None, line) for line in (MAIN_LINE, None)]
 
-    def remove(connection: heart.Connection) -> None:
-        heart.select_project_type(connection, client_id, name)
-        if runs := sum(n for *_, n in heart.select_counts(connection, client_id, counted)):
+    def remove(connection: Connection) -> None:
+        select_project_type(connection, client_id, name)
+        if runs := sum(n for *_, n in select_counts(connection, client_id, counted)):
             there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
             raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
-        heart.drop_answers(connection, client_id, name)
+        drop_responses(connection, client_id, name)
         connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
         connection.deletes = True
 
-    return heart.PendingWrite(call, remove)
+    return PendingWrite(request, remove)
 
 
 HOUR = 3600.0  # seconds; what is younger is hardly meant
@@ -299,7 +333,7 @@ def duration_with_unit(_: click.Context, __: click.Parameter, text: str) -> floa
     """Return the seconds of a duration. :raises click.BadParameter: for one without a unit: 90 may be meant as days."""
     with suppress(ValueError):
         if text.strip()[-1:].isalpha():
-            return heart.parse_duration(text)
+            return parse_duration(text)
     raise click.BadParameter(f"{text!r} is not a duration: it must have a unit: 12h or 90d")
 
 
@@ -312,7 +346,7 @@ def duration_with_unit(_: click.Context, __: click.Parameter, text: str) -> floa
     help="Remove what finished less than an hour ago, too, and do not ask, on a terminal, before more than half of a"
     " client's runs go.",
 )
-@heart.database_option
+@database_option
 def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
     """Remove runs that finished long ago. The tasks that no other run reports go with them.
 
@@ -322,11 +356,11 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
         raise click.UsageError(
             "--finished-before is less than an hour; use a longer duration, or --yes to remove such runs"
         )
-    before = heart.timestamp(ago=finished_before)
-    with heart.opened(db) as database:
+    before = timestamp(ago=finished_before)
+    with opened(db) as database:
         expected = orphans = 0
         with database.snapshot() as connection:
-            for client_id in heart.select_clients(connection):
+            for client_id in select_clients(connection):
                 old, too_many = count_old_runs(connection, client_id, before)
                 orphans += count_orphans(connection, client_id, before) if dry_run else 0
                 expected += old
@@ -334,7 +368,7 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
                     click.confirm(f"Remove {old} runs of client {client_id!r}, more than half?", abort=True, err=True)
         runs = tasks = 0
         database.run_maintenance()  # so that this process folds the WAL, unless a service does
-        with heart.progress_bar("Removing", expected) as bar:
+        with progress_bar("Removing", expected) as bar:
             for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
                 bar.update(more_runs)
@@ -348,5 +382,5 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
 
 def register() -> None:
     """Have deletions answered, and add the command."""
-    heart.REGISTRY.add_operations(delete_run, delete_task, delete_project_type)
-    heart.main.add_command(prune)
+    REGISTRY.add_operations(delete_run, delete_task, delete_project_type)
+    main.add_command(prune)

@@ -14,7 +14,42 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-import findings_service as heart
+from findings_service import (
+    AFTER,
+    EXACTLY,
+    HEAD_COLUMNS,
+    LISTED_SEQS,
+    PATTERNS,
+    RANKS,
+    REGISTRY,
+    RUN_COLUMNS,
+    SEVERAL,
+    ApiRequest,
+    CommaList,
+    Condition,
+    Connection,
+    InvalidParameter,
+    LongPoll,
+    Model,
+    NoComma,
+    NonEmpty,
+    Reason,
+    RepeatedParam,
+    RequestModel,
+    Response,
+    Run,
+    Severity,
+    TaskHead,
+    TaskStatus,
+    among,
+    in_list_time,
+    json_response,
+    next_link,
+    operation,
+    run_model,
+    take_items,
+    task_head,
+)
 
 EventType = Literal[
     "finding.created",
@@ -28,7 +63,7 @@ EventType = Literal[
 ]
 
 
-class Event(heart.Model):
+class Event(Model):
     """One entry of the history, with its task or its run as they stand now.
 
     `by` is the name of the key that did it, null where that was the clock. `branch` is that of the run in which it
@@ -41,18 +76,18 @@ class Event(heart.Model):
     by: str | None
     user: str | None
     branch: str | None
-    task: heart.TaskHead | UnsetType = UNSET
-    run: heart.Run | UnsetType = UNSET
+    task: TaskHead | UnsetType = UNSET
+    run: Run | UnsetType = UNSET
     run_id: str | UnsetType | None = UNSET
-    from_: heart.TaskStatus | UnsetType | None = field(name="from", default=UNSET)
-    to: heart.TaskStatus | UnsetType | None = UNSET
-    reason: heart.Reason | UnsetType | None = UNSET
+    from_: TaskStatus | UnsetType | None = field(name="from", default=UNSET)
+    to: TaskStatus | UnsetType | None = UNSET
+    reason: Reason | UnsetType | None = UNSET
     assignee: str | UnsetType | None = UNSET
     comment: str | UnsetType | None = UNSET
     changed: list[str] | UnsetType = UNSET
 
 
-class Events(heart.Model):
+class Events(Model):
     """What happened, oldest first; `next` is the link to what comes behind it, now or later."""
 
     events: list[Event]
@@ -60,28 +95,22 @@ class Events(heart.Model):
 
 
 CURSOR = r"^(latest|[0-9a-f]{16}-[0-9]{1,15})\Z"
-heart.PATTERNS[CURSOR] = "is no place in the feed of events; follow the next link as it is, or begin with after=latest"
 
 
-class EventQuery(heart.Request):
+class EventQuery(RequestModel):
     """Which events, and how long to wait for one."""
 
     limit: Annotated[int, Meta(ge=1, le=1000, description="Events on a page.")] = 100
-    after: (
-        Annotated[str, Meta(pattern=CURSOR, description=f"{heart.AFTER} `latest` begins with what comes.")] | None
-    ) = None
-    type: Annotated[heart.CommaList[EventType], Meta(description=f"Events of these types. {heart.SEVERAL}")] | None = (
-        None
-    )
+    after: Annotated[str, Meta(pattern=CURSOR, description=f"{AFTER} `latest` begins with what comes.")] | None = None
+    type: Annotated[CommaList[EventType], Meta(description=f"Events of these types. {SEVERAL}")] | None = None
     project_type: (
-        Annotated[heart.CommaList[heart.NoComma], Meta(description=f"What is of these project types. {heart.SEVERAL}")]
-        | None
+        Annotated[CommaList[NoComma], Meta(description=f"What is of these project types. {SEVERAL}")] | None
     ) = None
-    target_url: Annotated[heart.NonEmpty, Meta(description="What is of this target, exactly as stored.")] | None = None
+    target_url: Annotated[NonEmpty, Meta(description="What is of this target, exactly as stored.")] | None = None
     branch: (
         Annotated[
-            heart.RepeatedParam[heart.NonEmpty],
-            Meta(description=f"What happened in runs of these branches. {heart.EXACTLY}"),
+            RepeatedParam[NonEmpty],
+            Meta(description=f"What happened in runs of these branches. {EXACTLY}"),
         ]
         | None
     ) = None
@@ -95,7 +124,7 @@ EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 's
         ELSE 'finding.status' END END"""
 
 
-def wanted_events(query: EventQuery, min_severity: heart.Severity | None = None) -> list[heart.Condition]:
+def wanted_events(query: EventQuery, min_severity: Severity | None = None) -> list[Condition]:
     """Return the conditions on history entries whose events a query asks for.
 
     :param min_severity: of events about findings; events about runs have no severity.
@@ -106,19 +135,19 @@ def wanted_events(query: EventQuery, min_severity: heart.Severity | None = None)
         "COALESCE(tasks.target_url, runs.target_url)": query.target_url and [query.target_url],
         "history.branch": query.branch,
     }
-    conditions = [heart.among(column, values) for column, values in asked.items() if values is not None]
+    conditions = [among(column, values) for column, values in asked.items() if values is not None]
     if min_severity is not None:
-        rank = heart.RANKS[min_severity]
+        rank = RANKS[min_severity]
         conditions.append(("COALESCE(tasks.severity, ?) >= ?", (rank, rank)))
     return conditions
 
 
-def select_epoch(connection: heart.Connection) -> str:
+def select_epoch(connection: Connection) -> str:
     """Return the epoch of the database."""
     return str(connection.execute("SELECT epoch FROM epochs").fetchone()[0])
 
 
-def select_latest(connection: heart.Connection, client_id: str) -> int:
+def select_latest(connection: Connection, client_id: str) -> int:
     """Return the place behind all that has happened so far."""
     statement = "SELECT COALESCE(MAX(seq), 0) FROM history WHERE client_id = ?"
     return int(connection.execute(statement, (client_id,)).fetchone()[0])
@@ -135,9 +164,7 @@ class Page(Struct, frozen=True):
     goes_on: bool
 
 
-def select_events(
-    connection: heart.Connection, client_id: str, behind: int, limit: int, wanted: Sequence[heart.Condition]
-) -> Page:
+def select_events(connection: Connection, client_id: str, behind: int, limit: int, wanted: Sequence[Condition]) -> Page:
     """Return the first events behind a place in the history. Where a filter leaves few, only so many are looked at.
 
     :param connection: one that sees one moment.
@@ -168,7 +195,7 @@ def select_events(
 READ_AT_ONCE = 100  # events, whose runs have metadata of up to 64 KiB
 
 
-def read_events(connection: heart.Connection, client_id: str, seqs: Sequence[int]) -> Iterator[Event]:
+def read_events(connection: Connection, client_id: str, seqs: Sequence[int]) -> Iterator[Event]:
     """Give the events of some entries of the history, which are there."""
     epoch = select_epoch(connection)
     for start in range(0, len(seqs), READ_AT_ONCE):
@@ -176,32 +203,32 @@ def read_events(connection: heart.Connection, client_id: str, seqs: Sequence[int
         entries = connection.execute(
             f"""SELECT seq, {EVENT_TYPE}, at, NULLIF(key_name, ''), user_name, NULLIF(branch, ''), task_seq, run_seq,
                     run_id, from_status, to_status, reason, assignee, comment, COALESCE(changed, '[]')
-                FROM history WHERE (client_id = ?) IS TRUE AND seq {heart.LISTED_SEQS} ORDER BY seq""",
+                FROM history WHERE (client_id = ?) IS TRUE AND seq {LISTED_SEQS} ORDER BY seq""",
             listed,
         ).fetchall()
-        tasks = read_by_seq(connection, client_id, "tasks", heart.HEAD_COLUMNS, (entry[6] for entry in entries))
-        runs = read_by_seq(connection, client_id, "runs", heart.RUN_COLUMNS, (entry[7] for entry in entries))
+        tasks = read_by_seq(connection, client_id, "tasks", HEAD_COLUMNS, (entry[6] for entry in entries))
+        runs = read_by_seq(connection, client_id, "runs", RUN_COLUMNS, (entry[7] for entry in entries))
         for seq, kind, at, by, user, branch, task_seq, run_seq, *rest, changed in entries:
             entry = f"{epoch}-{seq}", kind, at, by, user, branch
             if run_seq is not None:
-                yield Event(*entry, run=heart.run_model(runs[run_seq]))
+                yield Event(*entry, run=run_model(runs[run_seq]))
             else:
-                yield Event(*entry, heart.task_head(tasks[task_seq]), UNSET, *(*rest, json.loads(changed)))
+                yield Event(*entry, task_head(tasks[task_seq]), UNSET, *(*rest, json.loads(changed)))
 
 
 def read_by_seq(
-    connection: heart.Connection, client_id: str, table: str, columns: str, seqs: Iterable[int | None]
+    connection: Connection, client_id: str, table: str, columns: str, seqs: Iterable[int | None]
 ) -> dict[int, Sequence[Any]]:
     """Return rows of a table by their seqs."""
     rows = connection.execute(
         f"""SELECT {table}.seq, {columns} FROM {table}
-            WHERE ({table}.client_id = ?) IS TRUE AND {table}.seq {heart.LISTED_SEQS}""",
+            WHERE ({table}.client_id = ?) IS TRUE AND {table}.seq {LISTED_SEQS}""",
         (client_id, json.dumps(sorted({seq for seq in seqs if seq is not None}))),
     )
     return {seq: row for seq, *row in rows}
 
 
-def place_of(connection: heart.Connection, client_id: str, after: str | None) -> int:
+def place_of(connection: Connection, client_id: str, after: str | None) -> int:
     """Return the place in the history that a cursor is, the beginning without one.
 
     :raises InvalidParameter: for one of another epoch.
@@ -216,36 +243,41 @@ def place_of(connection: heart.Connection, client_id: str, after: str | None) ->
             "is of the time before this database was restored or copied, and what came after it may never have happened"
             " here; begin with after=latest, or without it from the oldest"
         )
-        raise heart.InvalidParameter("after", detail)
+        raise InvalidParameter("after", detail)
     return int(seq)
 
 
-@heart.operation("GET", "/api/v1/events", "read", {200: Events}, query=EventQuery)
-def get_events(call: heart.Call) -> heart.Answer:
+@operation("GET", "/api/v1/events", "read", {200: Events}, query=EventQuery)
+def get_events(request: ApiRequest) -> Response:
     """Get what happened, oldest first, or wait for it."""
-    query: EventQuery = call.query
+    query: EventQuery = request.query
     until = time.monotonic() + query.wait
     wanted = wanted_events(query)
 
-    def read(after: str | None) -> heart.Answer:
-        with call.database.snapshot() as connection, heart.in_list_time(connection):
-            behind = place_of(connection, call.client_id, after)
-            page = select_events(connection, call.client_id, behind, query.limit, wanted)
-            taken = heart.take(page.events, query.limit)
+    def read(after: str | None) -> Response:
+        with request.database.snapshot() as connection, in_list_time(connection):
+            behind = place_of(connection, request.client_id, after)
+            page = select_events(connection, request.client_id, behind, query.limit, wanted)
+            taken = take_items(page.events, query.limit)
             end: str = taken.last.id if taken.more else f"{select_epoch(connection)}-{page.end}"
-        answer = heart.json_answer(200, Events(taken.items, heart.next_link(call, end)))
+        answer = json_response(200, Events(taken.items, next_link(request, end)))
         if taken.items or page.goes_on:
             return answer
 
-        def read_again() -> heart.Answer:
-            call.service.authenticate(call.environ.get("HTTP_AUTHORIZATION", ""))  # it may have been revoked meanwhile
+        def read_again() -> Response:
+            request.service.authenticate(
+                request.environ.get("HTTP_AUTHORIZATION", "")
+            )  # it may have been revoked meanwhile
             return read(end)
 
-        return heart.Held(answer.status, answer.headers, answer.body, until=until, again=read_again)
+        return LongPoll(answer.status, answer.headers, answer.body, until=until, again=read_again)
 
     return read(query.after)
 
 
 def register() -> None:
     """Have it answered."""
-    heart.REGISTRY.add_operations(get_events)
+    REGISTRY.add_operations(get_events)
+    PATTERNS[CURSOR] = (
+        "is not a valid cursor of the event feed; use the `next` link unchanged, or start with after=latest"
+    )

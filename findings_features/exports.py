@@ -19,10 +19,34 @@ import regex
 from msgspec import Meta, Struct
 
 import findings_features.gate as gate
-import findings_service as heart
+from findings_service import (
+    BY_ID,
+    DOCUMENT_PIECE,
+    KIB,
+    REGISTRY,
+    ApiRequest,
+    Busy,
+    Connection,
+    Export,
+    InvalidParameter,
+    Response,
+    StorageFull,
+    TaskFilter,
+    TaskHead,
+    TaskOrder,
+    TaskQuery,
+    ThreadJob,
+    cursor_of,
+    in_list_time,
+    next_link,
+    read_cursor,
+    read_task_filter,
+    select_tasks,
+    tags_in,
+)
 
 
-class ExportQuery(heart.TaskOrder):
+class ExportQuery(TaskOrder):
     """Which part of a list of tasks that goes out in another form than JSON."""
 
     limit: Annotated[int, Meta(ge=1, le=100_000, description="Tasks in a document.")] = 10_000
@@ -35,7 +59,7 @@ class ListedTask(Struct, frozen=True, gc=False):
     whether its baseline had reported it too; None where there is no such run, or baseline.
     """
 
-    task: heart.TaskHead
+    task: TaskHead
     comment: str | None = None
     known: bool | None = None
 
@@ -56,14 +80,14 @@ LAST = "SELECT MAX(seq) FROM history WHERE history.client_id = tasks.client_id A
 DISMISSALS = f"""SELECT tasks.id, said.comment FROM tasks
     JOIN history AS said ON said.client_id = tasks.client_id AND said.task_seq = tasks.seq
         AND said.seq = ({LAST} AND comment <> '')
-    WHERE {heart.BY_ID} AND said.seq >= COALESCE(({LAST} AND from_status <> to_status), 0)"""
+    WHERE {BY_ID} AND said.seq >= COALESCE(({LAST} AND from_status <> to_status), 0)"""
 # Those of some tasks that a run reported.
-REPORTED = f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {heart.BY_ID}
+REPORTED = f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {BY_ID}
     AND sightings.client_id = tasks.client_id AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq"""
 
 
 def select_listed(
-    connection: heart.Connection, client_id: str, wanted: heart.TaskFilter, tasks: Sequence[heart.TaskHead]
+    connection: Connection, client_id: str, wanted: TaskFilter, tasks: Sequence[TaskHead]
 ) -> list[ListedTask]:
     """Return tasks of a list with what another form than JSON tells besides."""
     dismissed = json.dumps([task.id for task in tasks if task.status == "dismissed"])
@@ -80,7 +104,7 @@ def select_listed(
 
 MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent; others' first ones may come beside
 DOCUMENTS: list[str] = []  # the client of each of them
-DOCUMENT_SIZE = 2 * 1024 * 1024 * heart.KIB  # bytes
+DOCUMENT_SIZE = 2 * 1024 * 1024 * KIB  # bytes
 
 
 class Document:
@@ -99,12 +123,12 @@ class Document:
             return
         clients = set(DOCUMENTS)
         if len(DOCUMENTS) >= MOST_DOCUMENTS and (self._client_id in clients or len(clients) >= MOST_DOCUMENTS):
-            raise heart.Busy(f"{MOST_DOCUMENTS} exports are in progress")
+            raise Busy(f"{MOST_DOCUMENTS} exports are in progress")
         self.size = 0
         try:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - `close` closes it
         except OSError as error:
-            raise heart.StorageFull(str(error.strerror)) from None
+            raise StorageFull(str(error.strerror)) from None
         DOCUMENTS.append(self._client_id)
         self._is_open = True
 
@@ -112,16 +136,16 @@ class Document:
         """Add a piece. :raises InvalidParameter: when it is too long. :raises StorageFull: when the disk is full."""
         self.size += len(piece)
         if self.size > DOCUMENT_SIZE:
-            raise heart.InvalidParameter("limit", f"comes to more than {DOCUMENT_SIZE:,} bytes; give a lower one")
+            raise InvalidParameter("limit", f"comes to more than {DOCUMENT_SIZE:,} bytes; give a lower one")
         try:
             self._file.write(piece)
             self._file.flush()
         except OSError as error:
-            raise heart.StorageFull(str(error.strerror)) from None
+            raise StorageFull(str(error.strerror)) from None
 
     def __iter__(self) -> Iterator[bytes]:
         self._file.seek(0)
-        return iter(partial(self._file.read, heart.DOCUMENT_PIECE), b"")
+        return iter(partial(self._file.read, DOCUMENT_PIECE), b"")
 
     def close(self) -> None:
         """Drop the file."""
@@ -135,12 +159,12 @@ class Document:
 
 
 EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
-LOT_SIZE = 4 * 1024 * heart.KIB  # bytes of their JSON
+LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON
 
 
-def take_lot(tasks: Iterator[heart.TaskHead], most: int) -> tuple[list[heart.TaskHead], bool]:
+def take_lot(tasks: Iterator[TaskHead], most: int) -> tuple[list[TaskHead], bool]:
     """Return the tasks of a lot, fewer where they are large, and whether the list goes on behind them."""
-    taken: list[heart.TaskHead] = []
+    taken: list[TaskHead] = []
     size = 0
     for task in tasks:
         size += len(msgspec.json.encode(task))
@@ -151,60 +175,60 @@ def take_lot(tasks: Iterator[heart.TaskHead], most: int) -> tuple[list[heart.Tas
 
 
 def walk_tasks(
-    call: heart.Call, connection: heart.Connection, headers: dict[str, str], *, whole: bool
+    request: ApiRequest, connection: Connection, headers: dict[str, str], *, whole: bool
 ) -> Iterator[ListedTask]:
     """Give the tasks of a list, up to its limit, a lot at a time; then, with any behind them, `headers` link to those.
 
     All is read at one moment. A lot may take as long as a list does.
     """
-    query: ExportQuery = call.query
+    query: ExportQuery = request.query
     view: Any = "full" if whole else "default"
     left, after = query.limit, query.after
-    lot = heart.TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=view)
+    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=view)
     while True:
-        with heart.in_list_time(connection):
-            position = heart.page_position(call, connection, "tasks", after)
-            wanted = heart.read_task_filter(connection, call.client_id, query)
-            tasks, _ = heart.select_tasks(connection, call.client_id, wanted, lot, position)
+        with in_list_time(connection):
+            position = read_cursor(request, connection, "tasks", after)
+            wanted = read_task_filter(connection, request.client_id, query)
+            tasks, _ = select_tasks(connection, request.client_id, wanted, lot, position)
             taken, more = take_lot(tasks, min(EXPORT_LOT, left))
-            listed = select_listed(connection, call.client_id, wanted, taken)
+            listed = select_listed(connection, request.client_id, wanted, taken)
         yield from listed
         left -= len(listed)
         if not more:
             return
-        after = heart.cursor_of(query, taken[-1])
+        after = cursor_of(query, taken[-1])
         if not left:
-            headers["Link"] = f'<{heart.next_link(call, after)}>; rel="next"'
+            headers["Link"] = f'<{next_link(request, after)}>; rel="next"'
             return
 
 
-def export_tasks(call: heart.Call, form: ListFormat, document: Document) -> heart.Answer:
+def export_tasks(request: ApiRequest, form: ListFormat, document: Document) -> Response:
     """Answer a list of tasks in another form: all of it, or an error."""
     headers = {"Content-Type": form.media_type}
     document.open()
     try:
-        with call.database.apart("export") as connection:
-            for piece in form.write(walk_tasks(call, connection, headers, whole=form.whole)):
+        with request.database.apart("export") as connection:
+            for piece in form.write(walk_tasks(request, connection, headers, whole=form.whole)):
                 document.write(piece)
     except BaseException:
         document.close()
         raise
     headers["Content-Length"] = str(document.size)
-    if document.size > heart.DOCUMENT_PIECE:
-        return heart.Answer(200, headers, document=document)
+    if document.size > DOCUMENT_PIECE:
+        return Response(200, headers, document=document)
     with closing(document):  # a pipe that holds all of it might be closed before the server opens it
-        return heart.Answer(200, headers, b"".join(document))
+        return Response(200, headers, b"".join(document))
 
 
 def add(form: ListFormat) -> None:
     """Have lists go out in a form, too."""
 
-    def export(call: heart.Call) -> heart.Deferred:
-        return heart.Deferred(
-            "export", partial(export_tasks, call, form, Document(call.database.folder, call.client_id))
+    def export(request: ApiRequest) -> ThreadJob:
+        return ThreadJob(
+            "export", partial(export_tasks, request, form, Document(request.database.folder, request.client_id))
         )
 
-    heart.REGISTRY.list_exports[form.media_type] = heart.Export(answer=export, query=ExportQuery)
+    REGISTRY.list_exports[form.media_type] = Export(answer=export, query=ExportQuery)
 
 
 HEADER = (
@@ -215,7 +239,7 @@ HEADER = (
 
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
-    fields = {field.encode_name: field.name for field in msgspec.structs.fields(heart.TaskHead)}
+    fields = {field.encode_name: field.name for field in msgspec.structs.fields(TaskHead)}
     names = [fields[column] for column in HEADER.split(",")]
     yield f"{HEADER}\r\n".encode()
     for item in listed:
@@ -230,12 +254,12 @@ FORMULA = regex.compile(r"(?r)(?:^|[;,\t\r\n])[\s\p{QMark}\p{C}\p{DI}\u2800;,]*[
 CELL_START = regex.compile(r"(?<=[;,\t\r\n])(?=.)", regex.DOTALL)
 
 
-def cell(task: heart.TaskHead, name: str) -> str:
+def cell(task: TaskHead, name: str) -> str:
     """Return a field of a task as a cell that no spreadsheet runs. Text is quoted; null is an empty cell.
 
     Tags, which are still JSON, have commas between them.
     """
-    value = ", ".join(heart.tags_in(task.tags)) if name == "tags" else getattr(task, name)
+    value = ", ".join(tags_in(task.tags)) if name == "tags" else getattr(task, name)
     if not value:
         return ""
     if isinstance(value, int):

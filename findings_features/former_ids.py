@@ -7,17 +7,25 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import findings_service as heart
+from findings_service import (
+    LISTED_SEQS,
+    REGISTRY,
+    Connection,
+    NewTask,
+    StoredFinding,
+    Submitting,
+    select_findings,
+)
 
 MOST = 5  # ids that are kept with a finding
 
 
 def find(
-    connection: heart.Connection,
-    by: heart.Submitting,
-    reports: Sequence[heart.NewTask],
+    connection: Connection,
+    by: Submitting,
+    reports: Sequence[NewTask],
     taken: set[str],
-) -> dict[str, heart.StoredFinding]:
+) -> dict[str, StoredFinding]:
     """Return the findings that reports of unknown external ids are about, by these ids.
 
     :param taken: external ids that reports of this request have or were matched to; new matches are added.
@@ -36,8 +44,8 @@ def find(
     former = {name for report in reports for name in (*report.former_ids, report.old_id, report.known_as) if name}
     if not kept and not former:
         return {}
-    findings = heart.select_findings(connection, by, sorted(former.union(filter(None, kept.values()))))
-    found: dict[str, heart.StoredFinding] = {}
+    findings = select_findings(connection, by, sorted(former.union(filter(None, kept.values()))))
+    found: dict[str, StoredFinding] = {}
     for report in reports:
         own = report.external_id or ""
         names = [kept.get(own), *(name for each in report.former_ids for name in (each, kept.get(each)))]
@@ -59,12 +67,12 @@ def without_numbers(text: str) -> str:
     return re.sub("[0-9]+", "0", text)
 
 
-def keep(connection: heart.Connection, by: heart.Submitting, kept: Mapping[int, Sequence[str]]) -> None:
+def keep(connection: Connection, by: Submitting, kept: Mapping[int, Sequence[str]]) -> None:
     """Keep former external ids with tasks: the latest of each.
 
     :param kept: by the tasks' seqs, the external id of each, followed by its former ids.
     """
-    of_these = f"FROM former_ids WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
+    of_these = f"FROM former_ids WHERE client_id = ? AND task_seq {LISTED_SEQS}"
     values = (by.who.client_id, json.dumps([*kept]))
     there = defaultdict[int, list[str]](list)
     for seq, name in connection.execute(f"SELECT task_seq, external_id {of_these} ORDER BY seq", values):
@@ -83,5 +91,5 @@ def keep(connection: heart.Connection, by: heart.Submitting, kept: Mapping[int, 
 
 def register() -> None:
     """Register the lookup and the storage of former ids."""
-    heart.REGISTRY.find_by_former_ids = find
-    heart.REGISTRY.keep_former_ids = keep
+    REGISTRY.find_by_former_ids = find
+    REGISTRY.keep_former_ids = keep

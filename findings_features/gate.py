@@ -13,10 +13,39 @@ from typing import Literal
 import msgspec
 from msgspec.structs import asdict
 
-import findings_service as heart
+from findings_service import (
+    HEAD_COLUMNS,
+    LISTED,
+    RANKS,
+    REGISTRY,
+    REPORTED_TASKS,
+    UNCHECKED,
+    UNFINISHED,
+    ApiRequest,
+    Connection,
+    FailOn,
+    GateOptions,
+    GateQuery,
+    InvalidParameter,
+    Missing,
+    Model,
+    Problem,
+    Response,
+    RunKey,
+    TaskHead,
+    ThreadJob,
+    ValidationFailed,
+    Verdict,
+    json_response,
+    operation,
+    select_run_key,
+    select_used_run,
+    task_head,
+    to_json_text,
+)
 
 
-class Ignored(heart.Model):
+class Ignored(Model):
     """How many of the tasks that a run reported do not stop it, each counted at the first of these that fits."""
 
     dismissed: int = 0
@@ -25,7 +54,7 @@ class Ignored(heart.Model):
     known: int = 0
 
 
-class Gate(heart.Model):
+class Gate(Model):
     """Whether a run may pass, and what stops it: the worst `offenders` of all, most severe first.
 
     `missing` counts what the baseline reported, is unfinished, has an externalId, and was not reported again.
@@ -35,11 +64,11 @@ class Gate(heart.Model):
     reason: str
     run_id: str
     baseline: str | None
-    fail_on: heart.FailOn
+    fail_on: FailOn
     only: Literal["new", "all"]
     reported: int
     offenders_total: int
-    offenders: list[heart.TaskHead]
+    offenders: list[TaskHead]
     ignored: Ignored
     missing: int
 
@@ -47,14 +76,14 @@ class Gate(heart.Model):
 BASELINES = 20  # runs among which one that is not partial is looked for
 
 
-def find_latest_on_main_line(connection: heart.Connection, client_id: str, run: heart.RunKey) -> heart.RunKey | None:
+def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
     """Return the main line's latest completed run of a run's type and target that was created before it.
 
     A partial one is returned only if the latest `BASELINES` of them are partial.
     """
     before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
         ORDER BY seq DESC LIMIT ?"""
-    find = partial(heart.RunKey.find, connection, client_id, before, *run.type_and_target, run.seq)
+    find = partial(RunKey.find, connection, client_id, before, *run.type_and_target, run.seq)
     latest = find(1)
     if latest and latest[0].is_partial:
         latest = find(BASELINES)
@@ -75,42 +104,40 @@ def find_judged_baseline(connection: heart.Connection, client_id: str, run: hear
 UNFIT = "must be another completed run of the same project type and target"
 
 
-def select_baseline(
-    connection: heart.Connection, client_id: str, run: heart.RunKey, named: str | None
-) -> heart.RunKey | None:
+def select_baseline(connection: Connection, client_id: str, run: RunKey, named: str | None) -> RunKey | None:
     """Return what a run is compared with, None where there is nothing.
 
     :raises Missing: when the client has no run of the name. :raises InvalidParameter: when it cannot be compared with.
     """
     if named is None:
         return find_latest_on_main_line(connection, client_id, run)
-    baseline = heart.select_run_key(connection, client_id, named)
+    baseline = select_run_key(connection, client_id, named)
     if baseline.seq == run.seq or baseline.type_and_target != run.type_and_target or baseline.status != "completed":
-        raise heart.InvalidParameter("baseline", UNFIT)
+        raise InvalidParameter("baseline", UNFIT)
     return baseline
 
 
 ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = ?
     AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
-KNOWN = f"({ALSO_REPORTED} AND COALESCE(tasks.rule, '') <> '{heart.UNCHECKED}')"
+KNOWN = f"({ALSO_REPORTED} AND COALESCE(tasks.rule, '') <> '{UNCHECKED}')"
 
 
 Counted = list[tuple[str, int, bool, int]]  # status, severity, whether the baseline reported it too, and how many
 
 
-def count_compared(connection: heart.Connection, client_id: str, run: heart.RunKey, baseline_seq: int) -> Counted:
+def count_compared(connection: Connection, client_id: str, run: RunKey, baseline_seq: int) -> Counted:
     """Count what a run reported, by kinds."""
     return connection.execute(
-        f"""SELECT tasks.status, tasks.severity, {KNOWN} AS known, COUNT(*) FROM {heart.REPORTED_TASKS}
+        f"""SELECT tasks.status, tasks.severity, {KNOWN} AS known, COUNT(*) FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
         (client_id, baseline_seq, client_id, run.seq),
     ).fetchall()
 
 
-def count_missing(connection: heart.Connection, client_id: str, run: heart.RunKey, baseline: heart.RunKey) -> int:
+def count_missing(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> int:
     """Count the unfinished findings with an external id that the baseline reported and a run did not."""
     (missing,) = connection.execute(
-        f"""SELECT COUNT(*) FROM {heart.REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
+        f"""SELECT COUNT(*) FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
             AND tasks.status IN ('open', 'in_progress') AND tasks.external_id IS NOT NULL AND NOT {ALSO_REPORTED}""",
         (client_id, baseline.seq, client_id, run.seq),
     ).fetchone()
@@ -122,10 +149,10 @@ def blocking_statuses(branch: str | None) -> frozenset[str]:
 
     What the main line has resolved, a branch can have brought back, and cannot reopen.
     """
-    return frozenset((*heart.UNFINISHED, "resolved") if branch else heart.UNFINISHED)
+    return frozenset((*UNFINISHED, "resolved") if branch else UNFINISHED)
 
 
-def sort_out(run: heart.RunKey, counted: Counted, query: heart.GateQuery) -> tuple[int, Ignored]:
+def sort_out(run: RunKey, counted: Counted, query: GateQuery) -> tuple[int, Ignored]:
     """Return how many tasks stop a run, and how many do not, and why."""
     offenders, ignored = 0, Ignored()
     for status, rank, known, n in counted:
@@ -133,7 +160,7 @@ def sort_out(run: heart.RunKey, counted: Counted, query: heart.GateQuery) -> tup
             ignored.dismissed += n
         elif status not in blocking_statuses(run.branch):
             ignored.resolved += n
-        elif query.fail_on == "none" or rank < heart.RANKS[query.fail_on]:
+        elif query.fail_on == "none" or rank < RANKS[query.fail_on]:
             ignored.below_bar += n
         elif known and query.only == "new":
             ignored.known += n
@@ -146,28 +173,28 @@ OFFENDERS_LISTED = 50
 
 
 def select_offenders(
-    connection: heart.Connection, client_id: str, run: heart.RunKey, baseline_seq: int, fail_on: str
-) -> list[heart.TaskHead]:
+    connection: Connection, client_id: str, run: RunKey, baseline_seq: int, fail_on: str
+) -> list[TaskHead]:
     """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
     rows = connection.execute(
-        f"""SELECT {heart.HEAD_COLUMNS} FROM {heart.REPORTED_TASKS}
+        f"""SELECT {HEAD_COLUMNS} FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ?
-            AND tasks.status {heart.LISTED} AND tasks.severity >= ? AND NOT {KNOWN}
+            AND tasks.status {LISTED} AND tasks.severity >= ? AND NOT {KNOWN}
             ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?""",
         (
             client_id,
             run.seq,
-            heart.to_json_text([*blocking_statuses(run.branch)]),
-            heart.RANKS[fail_on],
+            to_json_text([*blocking_statuses(run.branch)]),
+            RANKS[fail_on],
             client_id,
             baseline_seq,
             OFFENDERS_LISTED,
         ),
     )
-    return list(map(heart.task_head, rows))
+    return list(map(task_head, rows))
 
 
-def gate_reason(run: heart.RunKey, baseline: heart.RunKey | None, query: heart.GateQuery, offenders: int) -> str:
+def gate_reason(run: RunKey, baseline: RunKey | None, query: GateQuery, offenders: int) -> str:
     """Say in one sentence why a run passes or does not."""
     if run.status != "completed":
         return f"The run is {run.status}, and only a completed run passes."
@@ -181,7 +208,7 @@ def gate_reason(run: heart.RunKey, baseline: heart.RunKey | None, query: heart.G
     return f"{found} of severity {query.fail_on}{higher}{all_new}."
 
 
-def select_gate(connection: heart.Connection, client_id: str, run: heart.RunKey, query: heart.GateQuery) -> Gate:
+def select_gate(connection: Connection, client_id: str, run: RunKey, query: GateQuery) -> Gate:
     """Judge what a run reported.
 
     :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
@@ -205,35 +232,33 @@ def select_gate(connection: heart.Connection, client_id: str, run: heart.RunKey,
     )
 
 
-def make_verdict(
-    connection: heart.Connection, client_id: str, run: heart.RunKey, options: heart.GateOptions | None
-) -> heart.Verdict:
+def make_verdict(connection: Connection, client_id: str, run: RunKey, options: GateOptions | None) -> Verdict:
     """Return the verdict about a run that is completed now. :raises ValidationFailed: for a baseline that is unfit."""
     given = asdict(options) if options else {}
-    query = heart.GateQuery(**{name: value for name, value in given.items() if value is not None})
+    query = GateQuery(**{name: value for name, value in given.items() if value is not None})
     try:
         baseline = select_baseline(connection, client_id, run, query.baseline)
-    except (heart.Missing, heart.InvalidParameter):
-        raise heart.ValidationFailed([heart.Problem(UNFIT, "/gate/baseline")]) from None
+    except (Missing, InvalidParameter):
+        raise ValidationFailed([Problem(UNFIT, "/gate/baseline")]) from None
     counted = count_compared(connection, client_id, run, baseline.seq if baseline else 0)
     new = sum(n for status, _, known, n in counted if not known and status != "dismissed")
     offenders, _ = sort_out(run, counted, query)
-    return heart.Verdict(not offenders, query.fail_on, query.only, baseline.id if baseline else None, new, offenders)
+    return Verdict(not offenders, query.fail_on, query.only, baseline.id if baseline else None, new, offenders)
 
 
-@heart.operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=heart.GateQuery)
-def get_run_gate(call: heart.Call, run_id: str) -> heart.Deferred:
+@operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
+def get_run_gate(request: ApiRequest, run_id: str) -> ThreadJob:
     """Tell whether a run may pass: what it reported that is new and severe."""
 
-    def judge(connection: heart.Connection) -> heart.Answer:
-        run = heart.select_used_run(call, connection, run_id)
-        return heart.json_answer(200, select_gate(connection, call.client_id, run, call.query))
+    def judge(connection: Connection) -> Response:
+        run = select_used_run(request, connection, run_id)
+        return json_response(200, select_gate(connection, request.client_id, run, request.query))
 
-    return call.read_slowly(judge)
+    return request.read_slowly(judge)
 
 
 def register() -> None:
     """Have runs judged, and lists of what is new in one."""
-    heart.REGISTRY.add_operations(get_run_gate)
-    heart.REGISTRY.baseline = find_latest_on_main_line
-    heart.REGISTRY.judge = make_verdict
+    REGISTRY.add_operations(get_run_gate)
+    REGISTRY.baseline = find_latest_on_main_line
+    REGISTRY.judge = make_verdict

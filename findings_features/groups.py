@@ -15,23 +15,44 @@ import msgspec
 import regex
 from msgspec import Meta
 
-import findings_service as heart
 from findings_features.cells import select_cells, select_named_cells
+from findings_service import (
+    BRANCHES,
+    MAIN_LINE,
+    REGISTRY,
+    TAGGED,
+    ApiRequest,
+    Connection,
+    Model,
+    Response,
+    SeverityCounts,
+    StatusCounts,
+    TaskFilter,
+    TaskFilters,
+    ThreadJob,
+    in_list_time,
+    json_response,
+    operation,
+    plan_tasks,
+    read_task_filter,
+    summary_of,
+    tags_in,
+)
 
 By = Literal["rule", "location", "tag", "projectType", "targetUrl", "assignee"]
 Group = tuple[str | None, str, int]  # what a task is counted under: the value, its status, its severity's rank
 
 
-class GroupOfTasks(heart.Model):
+class GroupOfTasks(Model):
     """The tasks that share a value; it is null for those without one."""
 
     value: str | None
     total: int
-    by_severity: heart.SeverityCounts
-    by_status: heart.StatusCounts
+    by_severity: SeverityCounts
+    by_status: StatusCounts
 
 
-class Groups(heart.Model):
+class Groups(Model):
     """The largest groups of a list, and how many tasks all others have together. A task is in one for each tag."""
 
     by: By
@@ -39,7 +60,7 @@ class Groups(heart.Model):
     others: int
 
 
-class GroupQuery(heart.TaskFilters, kw_only=True):
+class GroupQuery(TaskFilters, kw_only=True):
     """What the tasks that filters leave are grouped by."""
 
     by: Annotated[By, Meta(description="What they have in common. A location counts without its line and column.")]
@@ -56,7 +77,7 @@ NAMES = {
 }
 
 
-def select_values(connection: heart.Connection, client_id: str, by: str) -> Iterator[tuple[Any, ...]]:
+def select_values(connection: Connection, client_id: str, by: str) -> Iterator[tuple[Any, ...]]:
     """Give what counters (or the index of assignees) tell of all values: the value, line, status, severity, number."""
     if by == "assignee":
         yield from connection.execute(
@@ -75,7 +96,7 @@ def select_values(connection: heart.Connection, client_id: str, by: str) -> Iter
             yield match[1], not match[2], *kind
 
 
-def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted: heart.TaskFilter) -> Counter[Group]:
+def counted_groups(connection: Connection, client_id: str, by: str, wanted: TaskFilter) -> Counter[Group]:
     """Count without looking at each task. Those without a value are what those with one leave of all."""
     counts: Counter[Group] = Counter()
     for value, is_main, status, rank, n in select_values(connection, client_id, by):
@@ -83,7 +104,7 @@ def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted
             counts[value, status, rank] += n
     having = [(status, rank, n) for (_, status, rank), n in counts.items()]
     if by == "tag":  # a task may have several
-        tagged = {heart.TAGGED: (None, heart.MAIN_LINE), heart.TAGGED + heart.BRANCHES: (None, None)}
+        tagged = {TAGGED: (None, MAIN_LINE), TAGGED + BRANCHES: (None, None)}
         having = [(*cell[2:], n) for cell, n in select_named_cells(connection, client_id, tagged, wanted).items()]
     for (*_, status, rank), n in select_cells(connection, client_id, "tasks", wanted).items():
         counts[None, status, rank] += n
@@ -115,12 +136,12 @@ def values_of(by: str, stored: str | None) -> list[str | None]:
         return [None]
     if by == "location":
         return [file_of(stored)]
-    return [*heart.tags_in(stored)] if by == "tag" else [stored]
+    return [*tags_in(stored)] if by == "tag" else [stored]
 
 
-def listed_groups(connection: heart.Connection, client_id: str, by: str, wanted: heart.TaskFilter) -> Counter[Group]:
+def listed_groups(connection: Connection, client_id: str, by: str, wanted: TaskFilter) -> Counter[Group]:
     """Count all tasks that a filter leaves."""
-    plan, counts = heart.plan_tasks(connection, client_id, wanted), Counter[Group]()
+    plan, counts = plan_tasks(connection, client_id, wanted), Counter[Group]()
     columns = f"tasks.{COLUMNS.get(by, by)}, tasks.status, tasks.severity"
     for each in (plan.tally,) if plan.tally else plan.ranges:
         counted = f"COUNT(DISTINCT {each.seq})" if plan.tally else "COUNT(*)"
@@ -133,10 +154,10 @@ def listed_groups(connection: heart.Connection, client_id: str, by: str, wanted:
     return counts
 
 
-def select_groups(connection: heart.Connection, client_id: str, query: GroupQuery) -> Groups:
+def select_groups(connection: Connection, client_id: str, query: GroupQuery) -> Groups:
     """Return the largest groups of what a query's filters leave; those without a value come last of the same size."""
-    wanted = heart.read_task_filter(connection, client_id, query)
-    plain = heart.TaskFilter(statuses=wanted.statuses, ranks=wanted.ranks, main_line=wanted.main_line)
+    wanted = read_task_filter(connection, client_id, query)
+    plain = TaskFilter(statuses=wanted.statuses, ranks=wanted.ranks, main_line=wanted.main_line)
     count = counted_groups if query.by != "location" and wanted == plain else listed_groups
     kinds: dict[str | None, list[tuple[str, int, int]]] = {}
     for (value, status, rank), n in count(connection, client_id, query.by, wanted).items():
@@ -144,21 +165,21 @@ def select_groups(connection: heart.Connection, client_id: str, query: GroupQuer
             kinds.setdefault(value or None, []).append((status, rank, n))
     sizes = {value: sum(n for *_, n in counted) for value, counted in kinds.items()}
     largest = heapq.nsmallest(query.limit, sizes, key=lambda value: (-sizes[value], value is None, value or ""))
-    groups = [GroupOfTasks(value, *msgspec.structs.astuple(heart.summary_of(kinds[value]))) for value in largest]
+    groups = [GroupOfTasks(value, *msgspec.structs.astuple(summary_of(kinds[value]))) for value in largest]
     return Groups(query.by, groups, sum(sizes.values()) - sum(group.total for group in groups))
 
 
-@heart.operation("GET", "/api/v1/groups", "read", {200: Groups}, query=GroupQuery)
-def get_groups(call: heart.Call) -> heart.Deferred:
+@operation("GET", "/api/v1/groups", "read", {200: Groups}, query=GroupQuery)
+def get_groups(request: ApiRequest) -> ThreadJob:
     """Count the tasks of a list by what they have in common."""
 
-    def read(connection: heart.Connection) -> heart.Answer:
-        with heart.in_list_time(connection):
-            return heart.json_answer(200, select_groups(connection, call.client_id, call.query))
+    def read(connection: Connection) -> Response:
+        with in_list_time(connection):
+            return json_response(200, select_groups(connection, request.client_id, request.query))
 
-    return call.read_slowly(read)
+    return request.read_slowly(read)
 
 
 def register() -> None:
     """Have groups answered."""
-    heart.REGISTRY.add_operations(get_groups)
+    REGISTRY.add_operations(get_groups)

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-import findings_service as heart
+from findings_service import (
+    REGISTRY,
+    ApiRequest,
+    Level,
+    Model,
+    Response,
+    __version__,
+    json_response,
+    operation,
+)
 
 
-class Me(heart.Model):
+class Me(Model):
     """Who a request is from; `key` is the name of its key, `user` who uses that, and `version` the service's."""
 
     client: str
     key: str
-    level: heart.Level
+    level: Level
     user: str | None
     expires_at: str | None
     version: str
 
 
-@heart.operation("GET", "/api/v1/me", "read", {200: Me})
-def get_me(call: heart.Call) -> heart.Answer:
+@operation("GET", "/api/v1/me", "read", {200: Me})
+def get_me(request: ApiRequest) -> Response:
     """Get what the key is called, whose it is, and what it may do."""
-    who = call.principal
+    who = request.principal
     statement = "SELECT expires_at FROM api_keys WHERE client_id = ? AND id = ?"
-    with call.database.reading() as connection:
+    with request.database.reading() as connection:
         row = connection.execute(statement, (who.client_id, who.key_id)).fetchone()
     expires_at = row[0] if row else None  # FINDINGS_API_KEY has none
     level: Any = who.level
-    return heart.json_answer(200, Me(who.client_id, who.name, level, who.user, expires_at, heart.__version__))
+    return json_response(200, Me(who.client_id, who.name, level, who.user, expires_at, __version__))
 
 
 def register() -> None:
     """Have it answered."""
-    heart.REGISTRY.add_operations(get_me)
+    REGISTRY.add_operations(get_me)

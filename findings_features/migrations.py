@@ -15,8 +15,26 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-import findings_service as heart
-from findings_adapters.marks import foreign_marks
+from findings_features.labels import foreign_labels
+from findings_service import (
+    DETAILS,
+    REGISTRY,
+    REPORTED_TASKS,
+    TASK_ROW_COLUMNS,
+    UNCHECKED,
+    Connection,
+    Database,
+    Migration,
+    TaskRow,
+    decoder,
+    evidence_labels,
+    insert_references,
+    move_in_counters,
+    raise_revision,
+    select_clients,
+    tags_in,
+    words_of,
+)
 
 TO_VERSION_9 = """ALTER TABLE tasks ADD COLUMN rule TEXT;
 ALTER TABLE tasks ADD COLUMN location TEXT;
@@ -65,21 +83,21 @@ ALTER TABLE tasks ADD COLUMN twin_of TEXT;
 """
 
 
-def fill_marks(connection: heart.Connection) -> None:
+def fill_marks(connection: Connection) -> None:
     """Give tasks that came as SARIF their rule, location and tags, which only their extensions had until schema 9."""
-    rows_of = f"""SELECT {heart.TASK_ROW_COLUMNS}, task_details.extensions FROM tasks {heart.DETAILS}
+    rows_of = f"""SELECT {TASK_ROW_COLUMNS}, task_details.extensions FROM tasks {DETAILS}
         WHERE tasks.client_id = ? AND task_details.extensions IS NOT NULL ORDER BY tasks.seq"""
-    for client_id in heart.select_clients(connection):
+    for client_id in select_clients(connection):
         for *fields, extensions in connection.stream(rows_of, (client_id,)):
-            state, told = heart.TaskRow(*fields), msgspec.json.decode(extensions)
+            state, told = TaskRow(*fields), msgspec.json.decode(extensions)
             if all(isinstance(told.get(name), str) for name in ("tool", "ruleId")):
-                rule, location, tags = foreign_marks(*map(told.get, ("ruleId", "file", "line", "tags")))
+                rule, location, tags = foreign_labels(*map(told.get, ("ruleId", "file", "line", "tags")))
                 connection.execute(
                     "UPDATE tasks SET rule = ?, location = ?, tags = ? WHERE client_id = ? AND seq = ?",
                     (rule, location, tags, client_id, state.seq),
                 )
                 marked = msgspec.structs.replace(state, rule=rule, tags=tags)
-                heart.move_in_counters(connection, client_id, [(state, marked)])
+                move_in_counters(connection, client_id, [(state, marked)])
         last = 0
         while last := update_words(
             connection, client_id, last, "(rule IS NOT NULL OR location IS NOT NULL OR tags IS NOT NULL)"
@@ -87,22 +105,22 @@ def fill_marks(connection: heart.Connection) -> None:
             pass
 
 
-def fill_references(connection: heart.Connection) -> None:
+def fill_references(connection: Connection) -> None:
     """Store what the kept answers refer to, a few answers at a time: a body may have a megabyte."""
     kept = "SELECT seq, path, body FROM idempotent_answers WHERE client_id = ? AND body <> ''"
-    for client_id in heart.select_clients(connection):
+    for client_id in select_clients(connection):
         for seq, path, body in connection.stream(kept, (client_id,)):
             held = msgspec.json.decode(body)
             names = [held.get(name) for name in ("id", "runId", "lastRunId", "name")]
             names += [task["id"] for task in held.get("tasks", ())]
             in_path = path.rpartition("/api/v1/")[2].split("/")[1:2]
             references = {**dict.fromkeys(filter(None, names), False), **dict.fromkeys(in_path, True)}
-            heart.insert_references(connection, client_id, seq, references)
+            insert_references(connection, client_id, seq, references)
 
 
-def fill_decided_and_partial(connection: heart.Connection) -> None:
+def fill_decided_and_partial(connection: Connection) -> None:
     """Mark decided tasks, numbered twins of SARIF results, and runs that reported something that was not checked."""
-    for client_id in heart.select_clients(connection):
+    for client_id in select_clients(connection):
         connection.execute(
             """UPDATE tasks SET is_decided = 1 WHERE client_id = ? AND seq IN (
                 SELECT task_seq FROM history WHERE client_id = ? AND event = 'status' AND run_id IS NULL)""",
@@ -117,8 +135,8 @@ def fill_decided_and_partial(connection: heart.Connection) -> None:
         )
         connection.execute(
             f"""UPDATE runs SET is_partial = 1 WHERE client_id = ? AND seq IN (
-                SELECT run_seq FROM {heart.REPORTED_TASKS} WHERE sightings.client_id = ? AND tasks.rule = ?)""",
-            (client_id, client_id, heart.UNCHECKED),
+                SELECT run_seq FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND tasks.rule = ?)""",
+            (client_id, client_id, UNCHECKED),
         )
 
 
@@ -136,7 +154,7 @@ NOT_ASCII = "words GLOB '*[^ -~]*'"
 
 
 def select_words(
-    connection: heart.Connection, client_id: str, after: int = 0, condition: str = "TRUE", most: int = sys.maxsize
+    connection: Connection, client_id: str, after: int = 0, condition: str = "TRUE", most: int = sys.maxsize
 ) -> Iterator[tuple[int, str, str | None, str]]:
     """Yield the seqs and ids of tasks, their stored words, and the words that they should have.
 
@@ -151,27 +169,27 @@ def select_words(
         (client_id, after, most),
     )
     for seq, task_id, words, title, external_id, rule, location, tags, evidence in rows:
-        labels = heart.labels_of(heart.decoder(list[Labelled]).decode(evidence))
-        yield seq, task_id, words, heart.words_of(title, external_id, labels, rule, location, heart.tags_in(tags))
+        labels = evidence_labels(decoder(list[Labelled]).decode(evidence))
+        yield seq, task_id, words, words_of(title, external_id, labels, rule, location, tags_in(tags))
 
 
-def update_words(connection: heart.Connection, client_id: str, after: int, condition: str) -> int:
+def update_words(connection: Connection, client_id: str, after: int, condition: str) -> int:
     """Update the search words of the next tasks. Return the seq of the last of these tasks, 0 if there are no more."""
     found = list(select_words(connection, client_id, after, condition, WORDS_AT_ONCE))
     changed = [(expected, client_id, seq) for seq, _, words, expected in found if words != expected]
     connection.executemany("UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?", changed)
     if changed:
-        heart.raise_stamp(connection, client_id)
+        raise_revision(connection, client_id)
     return found[-1][0] if found else 0
 
 
-def is_folded_here(connection: heart.Connection) -> bool:
+def is_folded_here(connection: Connection) -> bool:
     """Return whether all words were folded with the Unicode version of this Python."""
     version: object = connection.execute("SELECT unicode_version FROM folding").fetchone()
     return version == (unicodedata.unidata_version,)
 
 
-def note_folding(connection: heart.Connection, version: str) -> None:
+def note_folding(connection: Connection, version: str) -> None:
     """Store by which version of Unicode all words are folded."""
     connection.execute(
         """INSERT INTO folding (id, unicode_version) VALUES (1, ?)
@@ -180,7 +198,7 @@ def note_folding(connection: heart.Connection, version: str) -> None:
     )
 
 
-def refold(database: heart.Database) -> None:
+def refold(database: Database) -> None:
     """Fold words again, unless this version of Unicode made them. ASCII is the same in all versions.
 
     Each transaction is short, so that a large database does not become one large transaction.
@@ -188,7 +206,7 @@ def refold(database: heart.Database) -> None:
     with database.reading() as connection:
         if is_folded_here(connection):
             return
-        clients = heart.select_clients(connection)
+        clients = select_clients(connection)
     for client_id in clients:
         last = 0
         while True:
@@ -202,10 +220,10 @@ def refold(database: heart.Database) -> None:
 
 def register() -> None:
     """Have databases of older versions opened."""
-    heart.REGISTRY.refresh = refold
-    heart.REGISTRY.migrations |= {
-        9: heart.Migration(TO_VERSION_9, fill_marks),
-        10: heart.Migration(TO_VERSION_10),
-        11: heart.Migration(TO_VERSION_11, fill_references),
-        12: heart.Migration(TO_VERSION_12, fill_decided_and_partial),
+    REGISTRY.refresh = refold
+    REGISTRY.migrations |= {
+        9: Migration(TO_VERSION_9, fill_marks),
+        10: Migration(TO_VERSION_10),
+        11: Migration(TO_VERSION_11, fill_references),
+        12: Migration(TO_VERSION_12, fill_decided_and_partial),
     }

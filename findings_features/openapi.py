@@ -14,11 +14,45 @@ from weakref import WeakKeyDictionary
 
 import regex
 
-import findings_service as heart
+import findings_service
+from findings_service import (
+    API,
+    JSON_TYPE,
+    NO_NUL,
+    NOT_BLANK,
+    PATTERNS,
+    PROBLEM_TYPE,
+    REGISTRY,
+    ApiRequest,
+    BodyTooLarge,
+    Busy,
+    Forbidden,
+    IdempotencyConflict,
+    InternalError,
+    InvalidParameter,
+    MalformedJSON,
+    Missing,
+    Operation,
+    ProblemDetails,
+    Response,
+    Service,
+    ServiceError,
+    StorageFull,
+    Submission,
+    TaskFilters,
+    TaskQuery,
+    Unauthorized,
+    UnsupportedMediaType,
+    ValidationFailed,
+    json_response,
+    operation,
+    prefix_of,
+    schemas_of,
+)
 
 Json = dict[str, Any]
 References = Mapping[Any, Any]  # to the schemas of models
-ERRORS_OF_ALL = (heart.InternalError, heart.StorageFull, heart.Busy)
+ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
 TAG = "The `etag` of the task: another one as soon as anything of it is."
 WEAK_TAG = "Another one once anything of the client has changed."
@@ -33,33 +67,33 @@ BARE_REFUSALS = {
 }
 
 
-def refusals_of(each: heart.Operation) -> list[type[heart.ServiceError]]:
+def refusals_of(each: Operation) -> list[type[ServiceError]]:
     """Return all errors that an operation can be answered with."""
-    errors = [*ERRORS_OF_ALL, *each.refusals, heart.InvalidParameter]
+    errors = [*ERRORS_OF_ALL, *each.refusals, InvalidParameter]
     if each.level is not None:
-        errors += [heart.Unauthorized, heart.Forbidden]
+        errors += [Unauthorized, Forbidden]
     if each.keyed:
-        errors.append(heart.IdempotencyConflict)
+        errors.append(IdempotencyConflict)
     if each.body is not None:
-        errors += [heart.BodyTooLarge, heart.UnsupportedMediaType, heart.MalformedJSON, heart.ValidationFailed]
-    if "{" in each.path or issubclass(each.query, heart.TaskFilters):  # which may name a run
-        errors.append(heart.Missing)
+        errors += [BodyTooLarge, UnsupportedMediaType, MalformedJSON, ValidationFailed]
+    if "{" in each.path or issubclass(each.query, TaskFilters):  # which may name a run
+        errors.append(Missing)
     return errors
 
 
-def described_answers(each: heart.Operation, references: References) -> Json:
+def described_answers(each: Operation, references: References) -> Json:
     """Return the `responses` of an operation."""
     described: Json = {}
     for status, model in each.answers.items():
         if model is None:
             described[str(status)] = {"description": "Done. There is no body."}
             continue
-        form = "text/plain" if model is str else heart.JSON_TYPE
+        form = "text/plain" if model is str else JSON_TYPE
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
             "content": {form: {"schema": references[model]}},
         }
-        if status == 201 and model is not heart.Submission:
+        if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": SENT}
     for other in each.exports:
         described["200"]["content"][other] = {"schema": OBJECT if "json" in other else TEXT}
@@ -70,7 +104,7 @@ def described_answers(each: heart.Operation, references: References) -> Json:
         described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
         headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
         headers["Allow"] = {"description": "The methods that the key has here.", "schema": TEXT}
-    if each.query is heart.TaskQuery:
+    if each.query is TaskQuery:
         headers["Link"] = {"description": "Where a list in another form goes on.", "schema": TEXT}
     if headers:
         described["200"]["headers"] = headers
@@ -78,7 +112,7 @@ def described_answers(each: heart.Operation, references: References) -> Json:
     for status, errors in itertools.groupby(refusals, attrgetter("status")):
         described[str(status)] = refusal = {
             "description": " ".join(f"`{error.code}`: {(error.__doc__ or '').splitlines()[0]}" for error in errors),
-            "content": {heart.PROBLEM_TYPE: {"schema": references[heart.ProblemDetails]}},
+            "content": {PROBLEM_TYPE: {"schema": references[ProblemDetails]}},
         }
         if status in HEADERS_OF_REFUSALS:
             refusal["headers"] = {HEADERS_OF_REFUSALS[status]: SENT}
@@ -97,7 +131,7 @@ PARAMETERS_IN_PATHS = {
 }
 
 
-def described_parameters(each: heart.Operation) -> list[Json]:
+def described_parameters(each: Operation) -> list[Json]:
     """Return the `parameters` of an operation."""
     parameters: list[Json] = [
         {
@@ -105,7 +139,7 @@ def described_parameters(each: heart.Operation) -> list[Json]:
             "in": "path",
             "required": True,
             "description": PARAMETERS_IN_PATHS[name],
-            "schema": TEXT | {"minLength": 1} | heart.NO_NUL,
+            "schema": TEXT | {"minLength": 1} | NO_NUL,
         }
         for name in regex.findall(r"\{(\w+)\}", each.path)
     ]
@@ -119,7 +153,7 @@ def described_parameters(each: heart.Operation) -> list[Json]:
         for name, is_there, description, schema in headers
         if is_there
     ]
-    schema = heart.schemas_of([each.query])[1][each.query.__name__]
+    schema = schemas_of([each.query])[1][each.query.__name__]
     for name, told in in_ecma(schema["properties"]).items():
         given = next(part for part in told.get("anyOf", [told]) if part.get("type") != "null")
         if given.get("type") == "array":  # is repeated, as is the default; commas do too
@@ -146,18 +180,18 @@ def in_ecma(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {name: in_ecma(value) for name, value in schema.items() if (name, value) != ("default", None)}
-    if (pattern := schema.get("pattern")) == heart.NOT_BLANK:
+    if (pattern := schema.get("pattern")) == NOT_BLANK:
         schema["pattern"] = "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"
-    elif pattern in heart.PATTERNS:
+    elif pattern in PATTERNS:
         schema["pattern"] = pattern.replace(r"\Z", "$").replace(r"\x", r"\u00")
     return schema
 
 
-def described_operation(each: heart.Operation, references: References) -> Json:
+def described_operation(each: Operation, references: References) -> Json:
     """Return one operation of the document."""
     described: Json = {
         "operationId": each.handler.__name__,
-        "tags": [next((tag for tag in TAGS if f"{heart.API}/{tag}" in each.path), "service")],
+        "tags": [next((tag for tag in TAGS if f"{API}/{tag}" in each.path), "service")],
         "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
         "parameters": described_parameters(each),
         "responses": described_answers(each, references),
@@ -167,8 +201,8 @@ def described_operation(each: heart.Operation, references: References) -> Json:
     else:
         described["description"] = f"Needs a key of level `{each.level}` or higher."
     if each.body is not None:
-        content = {heart.JSON_TYPE: {"schema": references[each.body]}}
-        content |= {other: {"schema": OBJECT} for other in each.formats if other != heart.JSON_TYPE}
+        content = {JSON_TYPE: {"schema": references[each.body]}}
+        content |= {other: {"schema": OBJECT} for other in each.formats if other != JSON_TYPE}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
@@ -177,12 +211,12 @@ def described_operation(each: heart.Operation, references: References) -> Json:
 KEYS = "An API key: fts_… With one for users, a proxy says in `Findings-User` who each request is from."
 
 
-def document_of(*operations: heart.Operation) -> Json:
+def document_of(*operations: Operation) -> Json:
     """Return the description of a service, by its operations."""
     bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
-    named = sorted((models | {heart.ProblemDetails}) - {None, dict, str}, key=attrgetter("__name__"))
-    references, components = heart.schemas_of(named)
+    named = sorted((models | {ProblemDetails}) - {None, dict, str}, key=attrgetter("__name__"))
+    references, components = schemas_of(named)
     references |= {str: TEXT, dict: OBJECT}
     references |= {each: {"anyOf": [references[model] for model in each]} for each in bodies if isinstance(each, tuple)}
     paths: dict[str, Json] = {}
@@ -192,8 +226,8 @@ def document_of(*operations: heart.Operation) -> Json:
         "openapi": "3.1.0",
         "info": {
             "title": "Findings Task Service",
-            "version": heart.__version__,
-            "description": (heart.__doc__ or "").splitlines()[0],
+            "version": findings_service.__version__,
+            "description": (findings_service.__doc__ or "").splitlines()[0],
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "security": [{"key": []}],
@@ -206,19 +240,19 @@ def document_of(*operations: heart.Operation) -> Json:
 
 
 # Making one takes eight milliseconds, and anybody may ask for it.
-DOCUMENTS: WeakKeyDictionary[heart.Service, Json] = WeakKeyDictionary()
+DOCUMENTS: WeakKeyDictionary[Service, Json] = WeakKeyDictionary()
 
 
-@heart.operation("GET", "/api/v1/openapi.json", None, {200: dict})
-def get_openapi(call: heart.Call) -> heart.Answer:
+@operation("GET", "/api/v1/openapi.json", None, {200: dict})
+def get_openapi(request: ApiRequest) -> Response:
     """Get this description."""
-    service = call.service
+    service = request.service
     if service not in DOCUMENTS:
         DOCUMENTS[service] = document_of(*service.router.operations)
-    server = {"url": service.settings.base_url or heart.prefix_of(call.environ) or "/"}
-    return heart.json_answer(200, DOCUMENTS[service] | {"servers": [server]})
+    server = {"url": service.settings.base_url or prefix_of(request.environ) or "/"}
+    return json_response(200, DOCUMENTS[service] | {"servers": [server]})
 
 
 def register() -> None:
     """Have the description answered."""
-    heart.REGISTRY.add_operations(get_openapi)
+    REGISTRY.add_operations(get_openapi)

@@ -14,10 +14,25 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-import findings_service as heart
+from findings_service import (
+    MAIN_LINE,
+    REGISTRY,
+    SEVERITIES,
+    UNFINISHED,
+    ApiRequest,
+    Connection,
+    Model,
+    NonEmpty,
+    RequestModel,
+    StatusCounts,
+    ThreadJob,
+    conditional_response,
+    operation,
+    timestamp,
+)
 
 
-class StandingOfType(heart.Model):
+class StandingOfType(Model):
     """How many tasks of a project type there are."""
 
     project_type: str
@@ -25,7 +40,7 @@ class StandingOfType(heart.Model):
     open: int
 
 
-class StandingOfTarget(heart.Model):
+class StandingOfTarget(Model):
     """How many tasks of a target there are."""
 
     target_url: str | None
@@ -33,7 +48,7 @@ class StandingOfTarget(heart.Model):
     open: int
 
 
-class Day(heart.Model):
+class Day(Model):
     """What happened to tasks on a day, in UTC, and how many were open or in progress at its end, or are now."""
 
     date: Annotated[str, Meta(extra_json_schema={"format": "date"})]
@@ -44,17 +59,17 @@ class Day(heart.Model):
     unfinished: int = 0
 
 
-class StatusesBySeverity(heart.Model):
+class StatusesBySeverity(Model):
     """How many tasks of each severity have each status."""
 
-    critical: heart.StatusCounts
-    high: heart.StatusCounts
-    medium: heart.StatusCounts
-    low: heart.StatusCounts
-    info: heart.StatusCounts
+    critical: StatusCounts
+    high: StatusCounts
+    medium: StatusCounts
+    low: StatusCounts
+    info: StatusCounts
 
 
-class Overview(heart.Model):
+class Overview(Model):
     """Where all tasks stand, and what happened to them lately. The types and targets with the most open ones first."""
 
     total: int
@@ -64,15 +79,13 @@ class Overview(heart.Model):
     days: list[Day]
 
 
-class OverviewQuery(heart.Request):
+class OverviewQuery(RequestModel):
     """Which tasks an overview is of, and of how many days."""
 
-    project_type: Annotated[heart.NonEmpty, Meta(description="Tasks of this project type.")] | None = None
-    target_url: Annotated[heart.NonEmpty, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    project_type: Annotated[NonEmpty, Meta(description="Tasks of this project type.")] | None = None
+    target_url: Annotated[NonEmpty, Meta(description="Tasks of this target, exactly as stored.")] | None = None
     branch: (
-        Annotated[
-            heart.NonEmpty, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")
-        ]
+        Annotated[NonEmpty, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")]
         | None
     ) = None
     days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
@@ -87,7 +100,7 @@ class Known(Struct, frozen=True):
     branch: str | None = None
 
     def select(
-        self, connection: heart.Connection, columns: str, rest: str, *values: str | int, joined: str = ""
+        self, connection: Connection, columns: str, rest: str, *values: str | int, joined: str = ""
     ) -> list[tuple[Any, ...]]:
         """Return some columns of them; `rest` is what follows the conditions, with a mark for each value."""
         if self.branch is None:
@@ -97,7 +110,7 @@ class Known(Struct, frozen=True):
             tables = """branches JOIN branch_sightings
                     ON branch_sightings.client_id = branches.client_id AND branch_sightings.branch_seq = branches.seq
                 JOIN tasks ON tasks.client_id = branches.client_id AND tasks.seq = branch_sightings.task_seq"""
-        given = [self.client_id, self.branch or heart.MAIN_LINE]
+        given = [self.client_id, self.branch or MAIN_LINE]
         conditions = f"{place}.client_id = ? AND {line}"
         for column, value in (("project_type", self.project_type), ("target_url", self.target_url)):
             if value is not None:
@@ -107,22 +120,20 @@ class Known(Struct, frozen=True):
         return connection.execute(statement, (*given, *values)).fetchall()
 
 
-def select_overview(connection: heart.Connection, client_id: str, query: OverviewQuery) -> Overview:
+def select_overview(connection: Connection, client_id: str, query: OverviewQuery) -> Overview:
     """Return where all tasks of the main line, or of a branch, stand."""
     known = Known(client_id, query.project_type, query.target_url, query.branch)
     columns = "tasks.severity, tasks.project_type, tasks.target_url, tasks.status, COUNT(*)"
     counted = known.select(connection, columns, "GROUP BY 1, 2, 3, 4")
-    severities = {name: Counter[str]() for name in heart.SEVERITIES}
+    severities = {name: Counter[str]() for name in SEVERITIES}
     for rank, _, _, status, n in counted:
-        severities[heart.SEVERITIES[-rank]][status] += n
+        severities[SEVERITIES[-rank]][status] += n
     return Overview(
         total=sum(n for *_, n in counted),
-        by_severity=StatusesBySeverity(**{name: heart.StatusCounts(**counts) for name, counts in severities.items()}),
+        by_severity=StatusesBySeverity(**{name: StatusCounts(**counts) for name, counts in severities.items()}),
         by_project_type=[StandingOfType(*each) for each in standings((row[1], *row[3:]) for row in counted)],
         by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
-        days=select_days(
-            connection, known, query.days, sum(n for *_, status, n in counted if status in heart.UNFINISHED)
-        ),
+        days=select_days(connection, known, query.days, sum(n for *_, status, n in counted if status in UNFINISHED)),
     )
 
 
@@ -136,12 +147,12 @@ UNFINISHED_BY_ENTRY = """CASE WHEN to_status IN ('open', 'in_progress') THEN 1 E
 HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
 
 
-def select_days(connection: heart.Connection, known: Known, days: int, unfinished: int) -> list[Day]:
+def select_days(connection: Connection, known: Known, days: int, unfinished: int) -> list[Day]:
     """Return what happened on each of the last days to tasks as they are known now, oldest first.
 
     :param unfinished: how many of them are open or in progress now, from which each day's number follows, going back.
     """
-    today = datetime.fromisoformat(heart.timestamp()).date()
+    today = datetime.fromisoformat(timestamp()).date()
     dates = [str(today - timedelta(days=ago)) for ago in range(days)]
     columns = f"substr(history.at, 1, 10), {EVENT_OF_ENTRY}, COUNT(*), SUM({UNFINISHED_BY_ENTRY})"
     rest = "AND history.at >= ? AND history.to_status IS NOT NULL GROUP BY 1, 2"
@@ -169,16 +180,18 @@ def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, i
     return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
 
 
-@heart.operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
-def get_overview(call: heart.Call) -> heart.Deferred:
+@operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
+def get_overview(request: ApiRequest) -> ThreadJob:
     """Get where all tasks stand, and what happened to them lately."""
-    return call.read_slowly(
-        lambda connection: heart.answer_unless_known(
-            call, connection, lambda: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
+    return request.read_slowly(
+        lambda connection: conditional_response(
+            request,
+            connection,
+            lambda: msgspec.json.encode(select_overview(connection, request.client_id, request.query)),
         )
     )
 
 
 def register() -> None:
     """Have overviews answered."""
-    heart.REGISTRY.add_operations(get_overview)
+    REGISTRY.add_operations(get_overview)

@@ -9,20 +9,31 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-import findings_service as heart
 from findings_features.cells import Cell, select_cells, select_named_cells
+from findings_service import (
+    BRANCHES,
+    MAIN_LINE,
+    REGISTRY,
+    Condition,
+    Connection,
+    Filter,
+    IndexRange,
+    ListPlan,
+    Source,
+    TaskFilter,
+    among,
+    label_counter,
+)
 
 COUNTED = {"types", "target_url", "names", "main_line", "statuses", "ranks"}  # fields that counters tell of
 
 
-def rows_of(client_id: str, table: str) -> heart.IndexRange:
+def rows_of(client_id: str, table: str) -> IndexRange:
     """Return the range of all rows of a client in a table."""
-    return heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+    return IndexRange((f"{table}.client_id = ?",), (client_id,), table)
 
 
-def plan_cells(
-    connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
-) -> heart.ListPlan:
+def plan_cells(connection: Connection, client_id: str, table: str, wanted: Filter, order: str) -> ListPlan:
     """Plan the list of what counters count: a range for each cell in which there is something.
 
     Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
@@ -34,17 +45,17 @@ def plan_cells(
     ranges = tuple(cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells)
     if not asked and order != "severity":
         ranges = (start,)
-    return heart.ListPlan(ranges=ranges, settled=asked, size=total, total=total)
+    return ListPlan(ranges=ranges, settled=asked, size=total, total=total)
 
 
-def cell_range(start: heart.IndexRange, cell: Cell, column: str, **fixed: str | None) -> heart.IndexRange:
+def cell_range(start: IndexRange, cell: Cell, column: str, **fixed: str | None) -> IndexRange:
     """Return the index range of a cell, by the column of its first part, of all else or what is fixed.
 
     Runs have no severity.
     """
     (value, line, status, severity), table = cell, start.table
-    is_main = f"{table}.branch {'=' if line == heart.MAIN_LINE else '<>'} ''"  # as the indexes have it
-    found = start.where(f"task_tags.main_line = {int(line == heart.MAIN_LINE)}" if table == "task_tags" else is_main)
+    is_main = f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''"  # as the indexes have it
+    found = start.where(f"task_tags.main_line = {int(line == MAIN_LINE)}" if table == "task_tags" else is_main)
     whole = {column: value, **fixed, "branch": line or None, "status": status, "severity": severity or None}
     for name, each in whole.items():
         if each is not None:
@@ -52,14 +63,14 @@ def cell_range(start: heart.IndexRange, cell: Cell, column: str, **fixed: str | 
     return msgspec.structs.replace(found, severity=severity)
 
 
-def plan_reported(client_id: str, field: str, reporters: Sequence[heart.Source]) -> heart.ListPlan:
+def plan_reported(client_id: str, field: str, reporters: Sequence[Source]) -> ListPlan:
     """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
     table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
     start = rows_of(client_id, table)
-    one, seqs = heart.among(f"{table}.{column}", [each.seq for each in reporters])
+    one, seqs = among(f"{table}.{column}", [each.seq for each in reporters])
     size = sum(each.reported for each in reporters)
     alone = len({each.type_and_target for each in reporters}) == len(reporters)  # no two can have reported the same
-    return heart.ListPlan(
+    return ListPlan(
         ranges=tuple(start.where(f"{table}.{column} = ?", each.seq) for each in reporters),
         settled={field, "types", "target_url"},
         size=size,
@@ -68,20 +79,20 @@ def plan_reported(client_id: str, field: str, reporters: Sequence[heart.Source])
     )
 
 
-def plan_marked(connection: heart.Connection, client_id: str, field: str, wanted: heart.TaskFilter) -> heart.ListPlan:
+def plan_marked(connection: Connection, client_id: str, field: str, wanted: TaskFilter) -> ListPlan:
     """Plan the list of what has one of the rules (or tags) that a field of a filter names, from the index of those."""
     table, column = ("tasks", "rule") if field == "rules" else ("task_tags", "tag")
     values = getattr(wanted, field)
     named = {
-        f"{heart.mark_counter(column, value)}{ending}": (value, line)
+        f"{label_counter(column, value)}{ending}": (value, line)
         for value in values
-        for line, ending in ((heart.MAIN_LINE, ""), (None, heart.BRANCHES))
+        for line, ending in ((MAIN_LINE, ""), (None, BRANCHES))
     }
     cells = select_named_cells(connection, client_id, named, wanted)
     start, size = rows_of(client_id, table), sum(cells.values())
-    one, texts = heart.among(f"{table}.{column}", values)
+    one, texts = among(f"{table}.{column}", values)
     alone = column == "rule" or len(values) == 1  # else a task may be in several ranges
-    return heart.ListPlan(
+    return ListPlan(
         ranges=tuple(cell_range(start, cell, column) for cell in cells),
         settled={field, *(("main_line", "statuses", "ranks") if alone else ())},
         size=size,
@@ -94,12 +105,12 @@ INDEXED_LOCATION = 200  # characters of one that its index holds
 MOST_LOCATED = 200_000  # tasks at a location that are counted to choose a plan
 
 
-def plan_located(connection: heart.Connection, client_id: str, location: str) -> heart.ListPlan:
+def plan_located(connection: Connection, client_id: str, location: str) -> ListPlan:
     """Plan the list of what is at a location, or goes on behind it, from the index of what locations begin with."""
     start = f"substr(located.location, 1, {INDEXED_LOCATION})"
     one = "SELECT seq FROM tasks AS located WHERE located.client_id = ? AND located.location IS NOT NULL AND"
     ends = location.endswith(("/", ":"))
-    found: list[heart.Condition] = [
+    found: list[Condition] = [
         (f"{start} >= ? AND {start} < ?", (text, text[:-1] + chr(ord(text[-1]) + 1)))
         for text in ((location,) if ends else (f"{location}/", f"{location}:"))
         if len(text) <= INDEXED_LOCATION
@@ -112,14 +123,12 @@ def plan_located(connection: heart.Connection, client_id: str, location: str) ->
     (size,) = connection.execute(few, (*values, MOST_LOCATED)).fetchone()
     rows = rows_of(client_id, "tasks").where(f"tasks.seq {connection.one_of(seqs)}", *values)
     settled = {"location"} if len(location) < INDEXED_LOCATION else set[str]()
-    return heart.ListPlan(ranges=(rows,), settled=settled, size=size)
+    return ListPlan(ranges=(rows,), settled=settled, size=size)
 
 
-def plans(
-    connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
-) -> Iterator[heart.ListPlan]:
+def plans(connection: Connection, client_id: str, table: str, wanted: Filter, order: str) -> Iterator[ListPlan]:
     """Yield plans that each contain all rows that a filter accepts. What is looked up by a name of its own is few."""
-    if not isinstance(wanted, heart.TaskFilter):
+    if not isinstance(wanted, TaskFilter):
         yield plan_cells(connection, client_id, table, wanted, order)
         return
     start = rows_of(client_id, table)
@@ -131,7 +140,7 @@ def plans(
     }
     for field, rows in named.items():
         if getattr(wanted, field):
-            yield heart.ListPlan(ranges=(rows,), settled={field}, size=0)
+            yield ListPlan(ranges=(rows,), settled={field}, size=0)
             return
     yield plan_cells(connection, client_id, table, wanted, order)
     for field, reporters in wanted.reporters.items():
@@ -147,4 +156,4 @@ def plans(
 
 def register() -> None:
     """Have lists planned."""
-    heart.REGISTRY.plans = plans
+    REGISTRY.plans = plans

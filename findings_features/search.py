@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-import findings_service as heart
 from findings_features.cells import select_cells
+from findings_service import (
+    REGISTRY,
+    Condition,
+    Connection,
+    Filter,
+    IndexRange,
+    InvalidParameter,
+    ListPlan,
+    fold_text,
+)
 
 LOOKUP_COST = 4  # words of tasks that are read in the time in which those of one are looked up
 
@@ -25,16 +34,16 @@ class Words(Struct, frozen=True):
         """The condition that they all stand in those of a task."""
         return " AND ".join(["instr(task_words.words, ?) > 0"] * len(self.words))
 
-    def condition(self, client_id: str) -> heart.Condition:
+    def condition(self, client_id: str) -> Condition:
         """Return the condition that a task has them all."""
         where = f"task_words.client_id = ? AND task_words.task_seq = tasks.seq AND {self.held}"
         return f"(SELECT 1 FROM task_words WHERE {where}) IS NOT NULL", (client_id, *self.words)
 
-    def plan(self, connection: heart.Connection, client_id: str) -> heart.ListPlan:
+    def plan(self, connection: Connection, client_id: str) -> ListPlan:
         """Plan the list of all tasks that have them all."""
-        ranges = (heart.IndexRange(("task_words.client_id = ?", self.held), (client_id, *self.words), "task_words"),)
-        size = sum(select_cells(connection, client_id, "tasks", heart.Filter()).values()) // LOOKUP_COST
-        return heart.ListPlan(ranges=ranges, settled={"search"}, size=size)
+        ranges = (IndexRange(("task_words.client_id = ?", self.held), (client_id, *self.words), "task_words"),)
+        size = sum(select_cells(connection, client_id, "tasks", Filter()).values()) // LOOKUP_COST
+        return ListPlan(ranges=ranges, settled={"search"}, size=size)
 
 
 def search_words(text: str) -> Words:
@@ -42,12 +51,12 @@ def search_words(text: str) -> Words:
 
     :raises InvalidParameter: if the text has no words.
     """
-    words = sorted(set(heart.folded(text).split()), key=lambda word: (-len(word), word))
+    words = sorted(set(fold_text(text).split()), key=lambda word: (-len(word), word))
     if not words:
-        raise heart.InvalidParameter("q", "must have something besides white space and accents")
+        raise InvalidParameter("q", "must have something besides white space and accents")
     return Words(tuple(words))
 
 
 def register() -> None:
     """Have searches read."""
-    heart.REGISTRY.search = search_words
+    REGISTRY.search = search_words

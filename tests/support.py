@@ -58,7 +58,7 @@ MODULE = HOUSE / "findings_service.py"
 PROGRAM = (sys.executable, "-m", "findings_service")
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
 API = "/api/v1"
-findings_service.load_parts()
+findings_service.load_modules()
 OPERATIONS = [*findings_service.REGISTRY.operations.values()]
 ROUTER = findings_service.Router(OPERATIONS)
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"

@@ -168,7 +168,7 @@ def test_words_are_folded_in_linear_time() -> None:
 
     def took(text: str) -> float:
         """Return the least of some times that it takes to fold a text."""
-        times = timeit.repeat(partial(findings_service.folded, text), number=1, repeat=5)
+        times = timeit.repeat(partial(findings_service.fold_text, text), number=1, repeat=5)
         return min(times)
 
     for text in (marks * 200, "\u0f73\u0f75\u0f81" * 5000):  # those decompose into several

@@ -32,8 +32,8 @@ from test_sarif import log_of, log_with, run_of
 import findings_service
 from findings_adapters import ci as ci_module
 from findings_adapters import scan_config
-from findings_adapters.client import Local, Service
 from findings_adapters.platforms import Place, place_of
+from findings_client import Client, Local
 from findings_features.exports import ExportQuery
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
 from tests.support import API, HERE, PATIENCE, PROGRAM, Server, cases, environment, heed_signals, others_database
@@ -102,9 +102,9 @@ class Job:
         """Run a scan and return what it says as JSON."""
         return json.loads(self.scan(*words, "--format", "json", **how).stdout)
 
-    def service(self, *, new: bool = False) -> Service:
+    def service(self, *, new: bool = False) -> Client:
         """Return the service over the job's database."""
-        return Service(Local(db_at(self.db), new=new))
+        return Client(Local(db_at(self.db), new=new))
 
     def read(self, path: str) -> Any:
         """Return what the service answers."""
@@ -1245,7 +1245,7 @@ def test_an_export_has_the_filters_of_the_list(job: Job) -> None:
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are documents of their own have seven tasks."""
     monkeypatch.setattr(ci_module, "EXPORTED", 7)
-    monkeypatch.setattr("findings_adapters.client.LISTED", 7)
+    monkeypatch.setattr("findings_client.LISTED", 7)
 
 
 @pytest.mark.usefixtures("short_pages")

@@ -21,16 +21,16 @@ from unittest import mock
 
 import pytest
 
+import findings_client as client_module
 import findings_service
-from findings_adapters import client as client_module
-from findings_adapters.client import (
+from findings_client import (
+    Client,
     Findings,
     FindingsRefused,
     Local,
     Refused,
     Remote,
     RunSession,
-    Service,
     Stopped,
     TaskFilters,
     Unavailable,
@@ -138,8 +138,8 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     return change
 
 
-def service_at(url: str, key: str = "x" * 20) -> Service:
-    return Service(Remote(url, key))
+def service_at(url: str, key: str = "x" * 20) -> Client:
+    return Client(Remote(url, key))
 
 
 # Over HTTP
@@ -282,7 +282,7 @@ def test_the_same_requests_go_to_a_database_file_without_a_key_or_a_servers_sett
     given = {"BASE_URL": "https://tools.example/findings", "LOG": "text", "API_KEY": "too short"}
     for name, value in given.items():
         monkeypatch.setenv(f"FINDINGS_{name}", value)
-    with Service(Local(db_at(tmp_path / "findings.db"), new=True)) as service:
+    with Client(Local(db_at(tmp_path / "findings.db"), new=True)) as service:
         service.request("POST", "project-types", {"name": "web"})
         run = service.request("POST", "runs", {"projectType": "web"}).read(dict)
         service.request("POST", f"runs/{run['id']}/tasks", {"tasks": [task(), task()]})

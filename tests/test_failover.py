@@ -7,19 +7,19 @@ import json
 import pytest
 
 from examples import failover
-from findings_adapters.client import Remote, Service
+from findings_client import Client, Remote
 from tests.support import Server, await_
 
 
 @pytest.fixture
-def service(server: Server) -> Service:
-    service = Service(Remote(f"http://127.0.0.1:{server.port}", server.key))
+def service(server: Server) -> Client:
+    service = Client(Remote(f"http://127.0.0.1:{server.port}", server.key))
     service.request("POST", "project-types", {"name": "web"})
     return service
 
 
 @pytest.fixture
-def told(server: Server, service: Service) -> failover.Told:
+def told(server: Server, service: Client) -> failover.Told:
     """What some writers were told in a second."""
     told = failover.Told()
     remotes = [Remote(f"http://127.0.0.1:{server.port}", server.key) for _ in range(2)]
@@ -34,7 +34,7 @@ def told(server: Server, service: Service) -> failover.Told:
     return told
 
 
-def test_the_audit_finds_no_fault_but_what_is_lost_doubled_or_changed(service: Service, told: failover.Told) -> None:
+def test_the_audit_finds_no_fault_but_what_is_lost_doubled_or_changed(service: Client, told: failover.Told) -> None:
     assert told.runs
     assert list(failover.faults_of(service, told)) == []
     commented = next(iter(told.comments))

@@ -17,7 +17,7 @@ import findings_service as heart
 from findings_features.brief import Brief, KnownFinding, ResolvedFinding
 from tests.support import API, Server, task
 
-heart.load_parts()
+heart.load_modules()
 
 from findings_adapters import markdown  # noqa: E402
 

@@ -32,9 +32,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from test_client import Fake
 
+import findings_client
 import findings_service as heart
-from findings_adapters.client import Remote, Service, hurried, in_camel_case
 from findings_adapters.mcp import server as mcp_server
+from findings_client import Remote, hurried, in_camel_case
 from findings_features import openapi
 from tests.engines import absence_of, db_at, locked, name_of, placed
 from tests.support import (
@@ -215,7 +216,7 @@ def start_door(log: Path, url: str, program: Sequence[str] = PROGRAM, **env: str
 def shaky(portal: BlockingPortal, folder: Path, service: Server) -> Iterator[Doors]:
     fake = Fake(service)
     # Started so, the command asks again at once.
-    impatient = "import findings_service as heart; from findings_adapters import client; client.FIRST_WAIT = 0.001"
+    impatient = "import findings_service as heart; import findings_client as client; client.FIRST_WAIT = 0.001"
     door = start_door(folder / "shaky", fake.url, (sys.executable, "-c", f"{impatient}; heart.main()"))
     yield Doors(portal, service, door, fake)
     assert door.stop() == 0
@@ -483,7 +484,7 @@ def test_a_locked_database_is_told_of(folder: Path, local: Agent) -> None:
 
 
 def test_a_service_that_is_away_is_told_of() -> None:
-    service = Service(Remote(f"http://127.0.0.1:{free_port()}", "x" * 20))
+    service = findings_client.Client(Remote(f"http://127.0.0.1:{free_port()}", "x" * 20))
     call = types.CallToolRequestParams(name="start_run", arguments={"projectType": "web"})
     with hurried(0):
         result = mcp_server.call_tool(service, call)

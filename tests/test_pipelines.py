@@ -29,7 +29,7 @@ import yaml
 from test_ci import GITLAB
 
 import findings_service
-from findings_adapters.client import Local, Service
+from findings_client import Client, Local
 from tests.support import HERE, Server, StandIn, blocks_of, environment, from_npm, program, standing_in
 
 ACTION, COMPONENT = HERE / "action.yml", HERE / "templates" / "findings.yml"
@@ -300,7 +300,7 @@ class Pipeline:
     def known(self) -> list[tuple[Any, ...]]:
         """Return what the main line's cache knows: what, and how often it was seen and decided on."""
         cached = shutil.copytree([*self.cache.values()][-1], self.home / "looked-at", dirs_exist_ok=True)
-        with Service(Local(str(cached / "findings.db"))) as service:
+        with Client(Local(str(cached / "findings.db"))) as service:
             listed = service.request("GET", "tasks?mainLine=true").read(dict)["tasks"]
         fields = ("id", "title", "status", "timesSeen", "lastRunId", "updatedAt", "branch")
         return sorted(tuple(each[name] for name in fields) for each in listed)
@@ -825,7 +825,7 @@ def test_a_commit_waits_until_what_it_brings_is_decided(pipeline: Pipeline) -> N
     )
     assert first.returncode == 1
     assert "2 findings of severity high or higher." in first.stderr
-    with Service(Local(str(checkout / ".git" / "findings.db"))) as service:
+    with Client(Local(str(checkout / ".git" / "findings.db"))) as service:
         for each in service.request("GET", "tasks").read(dict)["tasks"]:
             service.request("PATCH", f"tasks/{each['id']}", {"status": "dismissed", "reason": "accepted_risk"})
     assert (second := pipeline.shell(commit, env)).returncode == 0, second.stderr

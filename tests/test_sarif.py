@@ -32,7 +32,7 @@ import regex
 from hypothesis import strategies as st
 
 import findings_service as heart
-from findings_adapters.marks import foreign_marks
+from findings_features.labels import foreign_labels
 from tests.support import (
     API,
     HERE,
@@ -50,7 +50,7 @@ from tests.support import (
     task,
 )
 
-heart.load_parts()
+heart.load_modules()
 
 from findings_adapters import ci, sarif  # noqa: E402
 from findings_adapters.sarif.source import with_source  # noqa: E402
@@ -419,7 +419,7 @@ def test_a_result_fills_rule_location_and_tags_beside_its_extensions(client: Cli
     assert found["extensions"] == {"ruleId": "R1", "tool": "Scanner", "file": "src/a.py", "line": 3, "tags": tags}
     # Tasks of before schema 9 were given theirs by these extensions, so that the next scan leaves them as they are.
     told = (found["extensions"][name] for name in ("ruleId", "file", "line", "tags"))
-    assert foreign_marks(*told) == (*marks, heart.to_json_text(tags))
+    assert foreign_labels(*told) == (*marks, heart.to_json_text(tags))
 
 
 # Identity

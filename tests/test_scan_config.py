@@ -246,7 +246,7 @@ def test_the_last_pattern_that_fits_decides(job: Job) -> None:
 
 def prepared(config: Config, document: dict[str, Any]) -> Any:
     """Return what is sent of a document."""
-    findings_service.load_parts()
+    findings_service.load_modules()
     form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
     text = json.dumps(document).encode()
     scanned = Scanned("a", text, document, form.parse(text, settings))

@@ -15,8 +15,17 @@ from typing import NoReturn
 import click
 import regex
 
-import findings_service as heart
-from findings_adapters.client import Remote, service_at, service_options, typed_options
+from findings_adapters.connecting import service_at, service_options, typed_options
+from findings_client import Remote
+from findings_service import (
+    ConfigurationError,
+    installing,
+    listening_address,
+    load_modules,
+    main,
+    readable_errors,
+    scheme_of,
+)
 
 
 class WrongUsage(click.ClickException):
@@ -32,7 +41,7 @@ def http_address(context: click.Context, option: click.Parameter, text: str) -> 
     match = regex.fullmatch(r"\[?(.*?)\]?:([0-9]{1,5})", text)
     if not match or int(match[2]) > 65535:
         raise click.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
-    return heart.listening_address(context, option, match[1]), int(match[2])
+    return listening_address(context, option, match[1]), int(match[2])
 
 
 @click.command()
@@ -51,43 +60,43 @@ def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
         import findings_adapters.mcp.server as server
     except ModuleNotFoundError as missing:
         refuse_without(missing)
-    heart.load_parts()
-    with heart.readable_errors(db):
+    load_modules()
+    with readable_errors(db):
         try:
             if address is not None:
                 check_http(url)
                 server.serve_http(*address, url)
             else:
-                place = db if heart.scheme_of(db) else str(Path(db).resolve())
+                place = db if scheme_of(db) else str(Path(db).resolve())
                 server.serve_stdio(service_at(url, place, new=True, by="mcp"))
-        except heart.ConfigurationError as error:
+        except ConfigurationError as error:
             raise WrongUsage(str(error)) from None
 
 
 def refuse_without(missing: ModuleNotFoundError) -> NoReturn:
     """Say what to install. :raises ModuleNotFoundError: when it is our own part that is not there."""
     if (name := missing.name or "").startswith(("findings_adapters", "findings_features")):
-        raise click.UsageError(f"`mcp` needs {name.replace('.', '/')}.py, which is not there") from None
+        raise click.UsageError(f"`mcp` needs {name}, which is not installed") from None
     needed = "`mcp` needs the package mcp, with all that it needs itself"  # what is missing first may be of those
-    raise WrongUsage(f"{needed}{heart.installing('mcp')}") from None
+    raise WrongUsage(f"{needed}{installing('mcp')}") from None
 
 
 def check_http(url: str) -> None:
     """Check what is served over HTTP.
 
-    :raises heart.ConfigurationError: for a file, which has no keys to tell its callers by, and without a URL.
+    :raises ConfigurationError: for a file, which has no keys to tell its callers by, and without a URL.
     """
     if typed_options("db"):
-        raise heart.ConfigurationError("--http goes with --url, not with --db: each caller is known by its key")
+        raise ConfigurationError("--http goes with --url, not with --db: each caller is known by its key")
     if not url:
-        raise heart.ConfigurationError("--http needs --url URL, the service that callers' keys are of")
+        raise ConfigurationError("--http needs --url URL, the service that callers' keys are of")
     Remote(url, "")
     if os.name == "nt":
-        raise heart.ConfigurationError("`mcp --http` runs on Linux and macOS")
+        raise ConfigurationError("`mcp --http` runs on Linux and macOS")
     if os.environ.get("FINDINGS_KEY"):
         click.echo("Note: FINDINGS_KEY is not used: every caller brings a key of its own.", err=True)
 
 
 def register() -> None:
     """Add the command."""
-    heart.main.add_command(mcp)
+    main.add_command(mcp)

@@ -33,13 +33,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import findings_service as heart
-from findings_adapters.client import (
+from findings_adapters.markdown import fence_for
+from findings_adapters.mcp.tools import ARGUMENTS, TOOLS, Tool, input_schema, told_tool
+from findings_adapters.serving import processes
+from findings_client import (
     MARKDOWN,
+    Client,
     Json,
     Refused,
     Remote,
-    Service,
     ToldProblem,
     Unavailable,
     as_list,
@@ -50,10 +52,33 @@ from findings_adapters.client import (
     in_camel_case,
     quoted,
 )
-from findings_adapters.markdown import fence_for
-from findings_adapters.mcp.tools import ARGUMENTS, TOOLS, Tool, input_schema, told_tool
-from findings_adapters.serving import processes
 from findings_features.me import Me
+from findings_service import (
+    API,
+    JSON_TYPE,
+    KIB,
+    LEVELS,
+    NESTING,
+    STOPPING,
+    BodyTooLarge,
+    Busy,
+    ConfigurationError,
+    Missing,
+    ProjectTypes,
+    ServiceError,
+    Settings,
+    TaskBatch,
+    Unauthorized,
+    WrongMethod,
+    __version__,
+    exposure_warning,
+    free_port,
+    is_closed,
+    match_path,
+    truncate,
+    url_of,
+    write_unlocked,
+)
 
 Context = ServerRequestContext[Any, Any]
 Value = TypeVar("Value")
@@ -85,7 +110,7 @@ def request_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bytes | N
     if tool.reads:
         return f"{path}?{query_of(tool, rest)}".removesuffix("?"), None, ""
     same = once_key(rest.pop("idempotencyKey", "")) if tool.method == "POST" else ""
-    if tool.model is heart.TaskBatch:
+    if tool.model is TaskBatch:
         rest["tasks"] = findings_of(rest)
     return path, json_of(rest), same
 
@@ -162,7 +187,7 @@ def json_of(value: Any) -> bytes:
     try:
         return compact(value).encode("utf-8", "backslashreplace")
     except RecursionError:
-        refuse_argument("", f"must not be nested deeper than {heart.NESTING} levels")
+        refuse_argument("", f"must not be nested deeper than {NESTING} levels")
 
 
 def query_of(tool: Tool, arguments: Json) -> str:
@@ -229,9 +254,7 @@ SAYINGS = {
     "There is no task ": "There is no finding ",
     "and the task is ": "and the finding is ",
 }
-SAYING = regex.compile(
-    rf"(?P<method>GET|POST|PUT|PATCH|DELETE) {heart.API}/(?P<path>[^\s\";,]+)|\L<said>", said=SAYINGS
-)
+SAYING = regex.compile(rf"(?P<method>GET|POST|PUT|PATCH|DELETE) {API}/(?P<path>[^\s\";,]+)|\L<said>", said=SAYINGS)
 
 
 def as_tools_say(sentence: str) -> str:
@@ -242,7 +265,7 @@ def as_tools_say(sentence: str) -> str:
             return SAYINGS[match[0]]
         steps = match["path"].split("/")
         tools = (tool for tool in TOOLS.values() if tool.method == match["method"])
-        named = (tool.name for tool in tools if heart.path_parts(tool.path.split("/"), steps) is not None)
+        named = (tool.name for tool in tools if match_path(tool.path.split("/"), steps) is not None)
         return next(named, "no tool")
 
     return SAYING.sub(told, sentence)
@@ -303,13 +326,13 @@ AWAY = (
 )
 
 
-def call_tool(service: Service, params: types.CallToolRequestParams) -> types.CallToolResult:
+def call_tool(service: Client, params: types.CallToolRequestParams) -> types.CallToolResult:
     """Call a tool. All errors but these two are returned as results.
 
     :raises MCPError: if the tool does not exist. :raises Refused: if the service does not know the key.
     """
     if params.name not in TOOLS:
-        raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.truncate(params.name)}")
+        raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {truncate(params.name)}")
     tool = TOOLS[params.name]
     try:
         path, body, same = request_of(tool, params.arguments or {})
@@ -329,7 +352,7 @@ def call_tool(service: Service, params: types.CallToolRequestParams) -> types.Ca
     return result(shown, structured_content=told)
 
 
-def brief_text(service: Service, path: str, warnings: Sequence[str]) -> str:
+def brief_text(service: Client, path: str, warnings: Sequence[str]) -> str:
     """Return a brief as the service writes it for a prompt, in which data stand in a fence already, and warnings."""
     answer = service.request("GET", path, accept=MARKDOWN)
     text = answer.body.decode()
@@ -347,7 +370,7 @@ KNOWN_TARGETS = 200  # those with most findings, which is as many as one request
 MOMENT = 2.0  # seconds; nobody waits longer for a warning
 
 
-def warn_of_doubles(_: Service, told: Json) -> list[str]:
+def warn_of_doubles(_: Client, told: Json) -> list[str]:
     """Say which findings of a submission have no externalId."""
     stored = told.get("tasks", ())
     places = [f"findings[{place}]" for place, each in enumerate(stored) if each.get("externalId") is None]
@@ -361,7 +384,7 @@ def warn_of_doubles(_: Service, told: Json) -> list[str]:
     ]
 
 
-def warn_of_target(service: Service, told: Json) -> list[str]:
+def warn_of_target(service: Client, told: Json) -> list[str]:
     """Say which targets differ from one without findings by slashes at the end or the case of letters alone.
 
     They are those with findings of the project type. Where they are not told in a moment, there is no warning.
@@ -372,7 +395,7 @@ def warn_of_target(service: Service, told: Json) -> list[str]:
     try:
         with hurried(MOMENT):
             asked = {"by": "targetUrl", "limit": KNOWN_TARGETS, "project_type": told["projectType"]}
-            groups = service.get("groups", Json, **asked).get("groups", ())
+            groups = service.get("groups", **asked).item().get("groups", ())
     except (Refused, Unavailable):
         return []
     known = {each["value"]: each["total"] for each in groups if each["value"] is not None}
@@ -404,9 +427,9 @@ WARNINGS = {
 # ---------------------------------------------------------------------------
 
 
-def list_tools(service: Service, _: object) -> types.ListToolsResult:
+def list_tools(service: Client, _: object) -> types.ListToolsResult:
     """Return the tools that a caller's key may use."""
-    reached = heart.LEVELS[: heart.LEVELS.index(service.get("me", Me).level) + 1]
+    reached = LEVELS[: LEVELS.index(service.get("me").read(Me).level) + 1]
     return types.ListToolsResult(tools=[told_tool(tool) for tool in TOOLS.values() if tool.operation.level in reached])
 
 
@@ -418,22 +441,22 @@ SCHEME = "findings://"
 OF_PROJECT_TYPE = "A project type, with the schema of its findings' extensions."
 
 
-def list_resources(service: Service, _: object) -> types.ListResourcesResult:
+def list_resources(service: Client, _: object) -> types.ListResourcesResult:
     """Return the resources that have names. What clients of the service wrote is not among it, but for names."""
     listed = [("project-types", "project-types", "All project types, without their schemas.")]
-    told = service.get("project-types", heart.ProjectTypes).project_types
+    told = service.get("project-types").read(ProjectTypes).project_types
     listed += ((f"project-types/{each.name}", each.name, OF_PROJECT_TYPE) for each in told)
     return types.ListResourcesResult(
         resources=[
-            types.Resource(uri=SCHEME + path, name=name, description=words, mime_type=heart.JSON_TYPE)
+            types.Resource(uri=SCHEME + path, name=name, description=words, mime_type=JSON_TYPE)
             for path, name, words in listed
         ]
     )
 
 
-def read_resource(service: Service, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+def read_resource(service: Client, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
     """Return a resource. :raises MCPError: when there is none."""
-    uri, kind = params.uri, heart.JSON_TYPE
+    uri, kind = params.uri, JSON_TYPE
     collection, slash, name = uri.removeprefix(SCHEME).partition("/")
     try:
         if uri.startswith(f"{SCHEME}brief?"):
@@ -443,16 +466,16 @@ def read_resource(service: Service, params: types.ReadResourceRequestParams) -> 
             answer.read(Json)  # raises unless the response is JSON, and so the service's
             text = answer.body.decode()
         else:
-            raise heart.Missing(uri)
-    except (heart.Missing, Refused) as error:
+            raise Missing(uri)
+    except (Missing, Refused) as error:
         if error.status != 404:
             raise
-        told = heart.truncate(uri)
+        told = truncate(uri)
         raise MCPError(types.INVALID_PARAMS, f"Unknown resource: {told}", {"uri": told}) from None
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=kind, text=text)])
 
 
-def written_brief(service: Service, query: Json) -> str:
+def written_brief(service: Client, query: Json) -> str:
     """Return a brief as a text for a prompt, with warnings about its target."""
     warnings = warn_of_target(service, query)
     return brief_text(service, f"brief?{urlencode(query)}", warnings)
@@ -497,13 +520,13 @@ the Findings Task Service.
 """
 
 
-def get_prompt(service: Service, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+def get_prompt(service: Client, params: types.GetPromptRequestParams) -> types.GetPromptResult:
     """Return the prompt `review`; what is empty is left out.
 
     :raises MCPError: for another prompt, and for other arguments than its own.
     """
     if params.name != REVIEW.name:
-        raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {heart.truncate(params.name)}")
+        raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {truncate(params.name)}")
     arguments = params.arguments or {}
     if not arguments.get("project_type") or arguments.keys() - {each.name for each in REVIEW.arguments or ()}:
         raise MCPError(types.INVALID_PARAMS, "review needs a project_type, and takes a target_url and a branch")
@@ -525,8 +548,8 @@ AT_ONCE = 32  # requests to the service
 TEMPLATES = [
     types.ResourceTemplate(uri_template=SCHEME + path, name=name, description=words, mime_type=media_type)
     for path, name, words, media_type in (
-        ("project-types/{name}", "project-type", OF_PROJECT_TYPE, heart.JSON_TYPE),
-        ("tasks/{id}", "task", "A whole finding, with evidence, remediation and success criteria.", heart.JSON_TYPE),
+        ("project-types/{name}", "project-type", OF_PROJECT_TYPE, JSON_TYPE),
+        ("tasks/{id}", "task", "A whole finding, with evidence, remediation and success criteria.", JSON_TYPE),
         (
             "brief{?projectType,targetUrl,branch}",
             "brief",
@@ -569,7 +592,7 @@ async def list_prompts(*_: object) -> types.ListPromptsResult:
     return types.ListPromptsResult(prompts=[REVIEW])
 
 
-def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
+def make_server(service_for: Callable[[Context], Client]) -> Server[Any]:
     """Return the server of the protocol, which answers each request with the service as its caller may use it.
 
     What speaks to the service waits in threads, so many at once at most, and so one slow call holds nobody up.
@@ -578,7 +601,7 @@ def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
     """
     threads = anyio.CapacityLimiter(AT_ONCE)
 
-    def asking(work: Callable[[Service, Any], Value]) -> Callable[[Context, Any], Awaitable[Value]]:
+    def asking(work: Callable[[Client, Any], Value]) -> Callable[[Context, Any], Awaitable[Value]]:
         """Return what answers a request by work with its caller's service. It raises MCPError for what people mend."""
 
         async def answer(ctx: Context, params: Any) -> Value:
@@ -596,7 +619,7 @@ def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
 
     return Server(
         "findings-service",
-        version=heart.__version__,
+        version=__version__,
         title="Findings Task Service",
         instructions=INSTRUCTIONS,
         on_list_tools=asking(list_tools),
@@ -616,13 +639,13 @@ def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
 # ---------------------------------------------------------------------------
 
 
-def serve_stdio(service: Service) -> None:
+def serve_stdio(service: Client) -> None:
     """Serve who started this process, until its input ends, or SIGTERM or SIGINT.
 
-    :raises heart.ConfigurationError: when there is nobody to serve.
+    :raises ConfigurationError: when there is nobody to serve.
     """
-    if sys.stdin is None or heart.is_closed(sys.stdout):
-        raise heart.ConfigurationError("standard input or output is closed; --http serves without them")
+    if sys.stdin is None or is_closed(sys.stdout):
+        raise ConfigurationError("standard input or output is closed; --http serves without them")
     server = make_server(lambda _: service)
 
     def leave(*_: object) -> NoReturn:
@@ -633,11 +656,9 @@ def serve_stdio(service: Service) -> None:
         async with stdio_server() as (requests, answers):
             await server.run(requests, answers, server.create_initialization_options())
 
-    for each in heart.STOPPING:
+    for each in STOPPING:
         signal.signal(each, leave)
-    click.echo(
-        f"Findings Task Service {heart.__version__}: MCP on standard input and output, {service.where}", err=True
-    )
+    click.echo(f"Findings Task Service {__version__}: MCP on standard input and output, {service.where}", err=True)
     with service:
         try:
             anyio.run(run)
@@ -651,7 +672,7 @@ def serve_stdio(service: Service) -> None:
 
 PATH = "/mcp"
 UNAUTHORIZED = "findings_service.unauthorized"  # what a request is marked with whose key the service refused
-SMALL_BODY = 64 * heart.KIB
+SMALL_BODY = 64 * KIB
 LARGE_AT_ONCE = 4  # bodies that are over that
 BODY_TIME = 30.0  # seconds
 
@@ -662,7 +683,7 @@ class Door:
     What it refuses it refuses before it reads a body.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, service_of: Callable[[Request], Service]) -> None:
+    def __init__(self, app: ASGIApp, limit: int, service_of: Callable[[Request], Client]) -> None:
         self._app, self._limit, self._service_of = app, limit, service_of
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
@@ -679,13 +700,13 @@ class Door:
             return
         request = Request(scope)
         if request.url.path == "/healthz":
-            await JSONResponse({"status": "ok", "version": heart.__version__})(scope, receive, send)
+            await JSONResponse({"status": "ok", "version": __version__})(scope, receive, send)
             return
         try:
             require_call(request)
             async with self._body_of(request, receive) as replay:
                 await self._app(scope, replay, partial(send_marked, scope, send))
-        except heart.ServiceError as error:  # an error of the protocol, but of this process's own
+        except ServiceError as error:  # an error of the protocol, but of this process's own
             told = {"jsonrpc": "2.0", "id": None, "error": {"code": types.INVALID_REQUEST, "message": str(error)}}
             await JSONResponse(told, error.status, error.headers)(scope, receive, send)
 
@@ -693,12 +714,12 @@ class Door:
     async def _body_of(self, request: Request, receive: Receive) -> AsyncIterator[Receive]:
         """Give what the body is received from, once it is here.
 
-        :raises heart.ServiceError: when it is too long or too slow, or a large one comes with an unknown key.
+        :raises ServiceError: when it is too long or too slow, or a large one comes with an unknown key.
         """
         announced = request.headers.get("content-length", "")
         size = int(announced) if announced.isdecimal() else self._limit
         if size > self._limit:
-            raise heart.BodyTooLarge(f"The body is over {self._limit} bytes")
+            raise BodyTooLarge(f"The body is over {self._limit} bytes")
         large = size > SMALL_BODY
         if large:
             await self._check_key(request)
@@ -715,9 +736,9 @@ class Door:
         try:
             await anyio.to_thread.run_sync(in_time, self._service_of(request).get, "me", Me)
         except Refused as error:
-            raise (heart.Unauthorized if error.status == 401 else heart.Busy)(error.detail) from None
+            raise (Unauthorized if error.status == 401 else Busy)(error.detail) from None
         except Unavailable as error:
-            raise heart.Busy(str(error)) from None
+            raise Busy(str(error)) from None
 
     async def _read(self, receive: Receive) -> bytes:
         body = bytearray()
@@ -729,18 +750,18 @@ class Door:
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
-            raise heart.Busy("The body took too long to arrive") from None
-        raise heart.BodyTooLarge(f"The body is over {self._limit} bytes")
+            raise Busy("The body took too long to arrive") from None
+        raise BodyTooLarge(f"The body is over {self._limit} bytes")
 
 
 def require_call(request: Request) -> None:
-    """Refuse what is no call, before its body is here. :raises heart.ServiceError: then."""
+    """Refuse what is no call, before its body is here. :raises ServiceError: then."""
     if request.url.path != PATH:
-        raise heart.Missing(f"There is nothing here; MCP is at {PATH}.")
+        raise Missing(f"There is nothing here; MCP is at {PATH}.")
     if not key_of(request):
-        raise heart.Unauthorized("Send your API key: Authorization: Bearer fts_…")
+        raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
     if request.method != "POST":  # a server without sessions has no stream to listen to, and none to end
-        raise heart.WrongMethod("POST", "Send POST.")
+        raise WrongMethod("POST", "Send POST.")
 
 
 async def send_marked(scope: Scope, send: Send, message: Message) -> None:
@@ -763,27 +784,25 @@ def user_of(request: Request) -> dict[str, str]:
     return {name: ",".join(request.headers.getlist(name)) for name in names if name in request.headers}
 
 
-SLACK = 64 * heart.KIB  # what a call is longer than the request that it comes to
+SLACK = 64 * KIB  # what a call is longer than the request that it comes to
 
 
 def serve_http(host: str, port: int, url: str) -> None:
     """Serve until SIGTERM or SIGINT, and finish what is under way."""
-    port = heart.free_port(host, port)
-    limit = heart.Settings.read().max_body + SLACK
+    port = free_port(host, port)
+    limit = Settings.read().max_body + SLACK
 
-    def service_of(request: Request) -> Service:
-        return Service(Remote(url, key_of(request), headers=user_of(request)))
+    def service_of(request: Request) -> Client:
+        return Client(Remote(url, key_of(request), headers=user_of(request)))
 
     server = make_server(lambda ctx: service_of(ctx.request or Request({"type": "http"})))
     # With the SDK's guard against DNS rebinding for an address of this machine alone.
     app = server.streamable_http_app(
         streamable_http_path=PATH, json_response=True, stateless_http=True, max_request_body_size=limit, host=host
     )
-    message = heart.exposure_warning(host)
-    message += f"Findings Task Service {heart.__version__}: MCP on {heart.url_of(host, port)}{PATH}, before {url}"
+    message = exposure_warning(host)
+    message += f"Findings Task Service {__version__}: MCP on {url_of(host, port)}{PATH}, before {url}"
     with asyncio.Runner(loop_factory=processes.new_event_loop) as runner:
         door = Door(app, limit, service_of)
-        runner.run(
-            processes.serve_until_stopped(door, host, port, partial(heart.write_unlocked, message), interface="asgi")
-        )
+        runner.run(processes.serve_until_stopped(door, host, port, partial(write_unlocked, message), interface="asgi"))
     processes.leave()

@@ -16,8 +16,14 @@ import mcp_types as types
 import regex
 from msgspec import Struct
 
-import findings_service as heart
-from findings_adapters.client import Json, in_camel_case
+from findings_client import Json, in_camel_case
+from findings_service import (
+    API,
+    COMPONENTS,
+    REGISTRY,
+    Operation,
+    schemas_of,
+)
 
 
 class Tool(Struct, frozen=True):
@@ -32,9 +38,9 @@ class Tool(Struct, frozen=True):
     limit: int | None = None  # of a list, where its own default is long for an agent
 
     @property
-    def operation(self) -> heart.Operation:
+    def operation(self) -> Operation:
         """The operation of the service."""
-        return heart.REGISTRY.operations[self.method, f"{heart.API}/{self.path}"]
+        return REGISTRY.operations[self.method, f"{API}/{self.path}"]
 
     @property
     def reads(self) -> bool:
@@ -191,7 +197,7 @@ def slim(schema: Json) -> Json:
     Its members have their meanings, and what may be null is left out instead.
     """
     schema = schema | next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), {})
-    if name := schema.get("$ref", "").removeprefix(heart.COMPONENTS):
+    if name := schema.get("$ref", "").removeprefix(COMPONENTS):
         whole = slim(components()[name] | {"default": schema.get("default")})
         for member, each in whole.get("properties", {}).items():
             if meaning := MEANINGS.get(f"{name}.{member}"):
@@ -212,13 +218,13 @@ def slim(schema: Json) -> Json:
 @cache
 def components() -> Json:
     """Return the schemas of all models that tools take."""
-    return heart.schemas_of({tool.model for tool in TOOLS.values()})[1]
+    return schemas_of({tool.model for tool in TOOLS.values()})[1]
 
 
 @cache
 def input_schema(tool: Tool) -> Json:
     """Return the JSON Schema of a tool's arguments."""
-    schema = slim({"$ref": heart.COMPONENTS + tool.model.__name__})
+    schema = slim({"$ref": COMPONENTS + tool.model.__name__})
     properties: Json = {in_camel_case(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
     taken = schema.get("properties", {})
     properties |= {ARGUMENTS.get(each, each): told for each, told in taken.items() if each != "page"}

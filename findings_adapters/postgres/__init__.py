@@ -10,23 +10,31 @@ from __future__ import annotations
 
 import select
 
-import findings_service as heart
+from findings_service import (
+    ENGINE_MODULES,
+    REGISTRY,
+    ConfigurationError,
+    Database,
+    Settings,
+    installing,
+    main,
+)
 
 
-def open_postgres(settings: heart.Settings) -> heart.Database:
+def open_postgres(settings: Settings) -> Database:
     """Return the database that a URL names. Nothing is opened yet.
 
-    :raises heart.ConfigurationError: on Windows, when psycopg is not there, or when the URL makes no sense.
+    :raises ConfigurationError: on Windows, when psycopg is not there, or when the URL makes no sense.
     """
     if not hasattr(select, "poll"):
-        raise heart.ConfigurationError("a database of postgresql:// is for Linux and macOS; on Windows, use a file")
+        raise ConfigurationError("a database of postgresql:// is for Linux and macOS; on Windows, use a file")
     try:
         from findings_adapters.postgres import store
     except ImportError as missing:
         if (missing.name or "").startswith("findings_adapters"):
             raise
         needed = f"a database of postgresql:// needs what is not there ({missing})"
-        raise heart.ConfigurationError(f"{needed}{heart.installing('postgres')}") from None
+        raise ConfigurationError(f"{needed}{installing('postgres')}") from None
     return store.PostgresDatabase(settings)
 
 
@@ -34,5 +42,5 @@ def register() -> None:
     """Add the engine, and the command."""
     from findings_adapters.postgres.copying import copy
 
-    heart.REGISTRY.engines |= dict.fromkeys(heart.ENGINE_PARTS, open_postgres)
-    heart.main.add_command(copy)
+    REGISTRY.engines |= dict.fromkeys(ENGINE_MODULES, open_postgres)
+    main.add_command(copy)

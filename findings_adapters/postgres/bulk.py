@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import psycopg
 
-import findings_service as heart
 from findings_adapters.postgres import copying, dialect, store
 from findings_adapters.postgres.copying import Row, Table
+from findings_service import SCHEMA_VERSION, DatabaseUnusable
 
 LOCK_TIME = 10  # seconds to wait for what others do with the tables
 
@@ -49,7 +49,7 @@ class ServerTarget(ServerPlace, copying.Target):
         if version is None:
             database.require_empty(link)
             run(dialect.MAKE_VERSION_TABLE)
-            run(f"INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)", heart.SCHEMA_VERSION)
+            run(f"INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)", SCHEMA_VERSION)
             self.make(indexes=False)
         else:
             run(f"LOCK TABLE {self.names} IN ACCESS EXCLUSIVE MODE")
@@ -68,7 +68,7 @@ class ServerTarget(ServerPlace, copying.Target):
             said = store.complaint(error)
             if not error.sqlstate:  # psycopg's own, of a text with U+0000
                 said = f"U+0000 in the one with {table.told(row)}, which PostgreSQL cannot hold"
-            raise heart.DatabaseUnusable(f"{self.name} does not take a row of {table.name}: {said}") from None
+            raise DatabaseUnusable(f"{self.name} does not take a row of {table.name}: {said}") from None
 
     def finish(self) -> None:
         """Make the indexes, and let numbering go on behind the last row."""

@@ -26,7 +26,22 @@ from msgspec import Struct
 import findings_features.audit as audit
 import findings_features.backup as backup
 import findings_features.migrations as migrations
-import findings_service as heart
+from findings_service import (
+    Database,
+    DatabaseUnusable,
+    Settings,
+    SQLiteConnection,
+    SQLiteDatabase,
+    begin_epoch,
+    open_database,
+    opened,
+    progress_bar,
+    readable_errors,
+    schema_path,
+    statements_of,
+    truncate,
+    write_table,
+)
 
 Row = Sequence[Any]
 Shifts = Mapping[str, Mapping[str, int]]  # what is added to the seqs of a table, by client
@@ -48,7 +63,7 @@ class Table(Struct, frozen=True):
         """Return which row this is, for messages."""
         cells = dict(zip(self.columns, row, strict=True))
         names = dict.fromkeys([self.columns[self.client], *(["id"] if "id" in cells else self.key)])
-        return ", ".join(f"{name} {heart.truncate(str(cells[name]))!r}" for name in names)
+        return ", ".join(f"{name} {truncate(str(cells[name]))!r}" for name in names)
 
 
 OWNERS = {  # the tables that seqs of these names are of
@@ -63,7 +78,7 @@ OWNERS = {  # the tables that seqs of these names are of
 def read_tables() -> list[Table]:
     """Return the tables to copy, in the order of `schema.sql`, in which nothing names a later one."""
     with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(heart.schema_path().read_text("utf-8"))
+        fresh.executescript(schema_path().read_text("utf-8"))
         names = fresh.execute(
             """SELECT name FROM sqlite_master AS tables WHERE type = 'table' AND (name = 'clients' OR EXISTS (
                    SELECT 1 FROM pragma_table_info(tables.name) WHERE name = 'client_id')) ORDER BY rowid"""
@@ -94,13 +109,13 @@ class Place:
         return map(tuple, self.connection.execute(sql))  # a cursor would be closed with who reads it
 
     def rows(self, table: Table) -> Iterator[Row]:
-        """Give all rows of a table. :raises heart.DatabaseUnusable: at a text that is none."""
+        """Give all rows of a table. :raises DatabaseUnusable: at a text that is none."""
         try:
             yield from self.read(f"SELECT {', '.join(table.columns)} FROM {table.name} ORDER BY {', '.join(table.key)}")
         except sqlite3.OperationalError as error:
             if "decode" not in str(error):
                 raise
-            raise heart.DatabaseUnusable(f"{self.name}: a row of {table.name} has a text that is not UTF-8") from None
+            raise DatabaseUnusable(f"{self.name}: a row of {table.name} has a text that is not UTF-8") from None
 
 
 class Target(Place):
@@ -122,7 +137,7 @@ class Target(Place):
     def finish(self) -> None:
         """Make what is wanted once all rows are there."""
         self.make(indexes=True)
-        heart.begin_epoch(self.connection)
+        begin_epoch(self.connection)
 
 
 # Numbers of the history that are not given again: a webhook's place may be after the last entry that is left.
@@ -133,7 +148,7 @@ CACHE = 128 * 1024  # KiB for a file that is filled
 class FileTarget(Target):
     """A file that is made, beside its place until all is well."""
 
-    statements = tuple(heart.statements_of(heart.schema_path().read_text("utf-8")))
+    statements = tuple(statements_of(schema_path().read_text("utf-8")))
 
     def __init__(self, name: str, path: str, partial: str) -> None:
         self.path, self.partial = path, partial
@@ -141,9 +156,9 @@ class FileTarget(Target):
         self.connection.execute("BEGIN")
         self.make(indexes=False)
 
-    def _connect(self) -> heart.SQLiteConnection:
+    def _connect(self) -> SQLiteConnection:
         """Open the file. There is no way back in it: what fails is dropped."""
-        connection = sqlite3.connect(self.partial, isolation_level=None, factory=heart.SQLiteConnection)
+        connection = sqlite3.connect(self.partial, isolation_level=None, factory=SQLiteConnection)
         backup.copy_beside(connection, self.path)
         connection.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{CACHE}")
         return connection
@@ -161,33 +176,33 @@ class FileTarget(Target):
 
 
 def require_new(path: str, tables: Sequence[Table]) -> None:
-    """Refuse a file that has anything in it. :raises heart.DatabaseUnusable: then."""
+    """Refuse a file that has anything in it. :raises DatabaseUnusable: then."""
     backup.require_replaceable(path)
     if not Path(path).exists():
         return
-    with closing(heart.open_database(heart.Settings(db=path), read_only=True)) as connection:
+    with closing(open_database(Settings(db=path), read_only=True)) as connection:
         there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         require_empty(Place(path, connection), [table for table in tables if table.name in there])
 
 
 def require_empty(place: Place, tables: Iterable[Table]) -> None:
-    """Refuse a database with rows in some tables. :raises heart.DatabaseUnusable: then."""
+    """Refuse a database with rows in some tables. :raises DatabaseUnusable: then."""
     if found := [table.name for table in tables if list(place.read(f"SELECT 1 FROM {table.name} LIMIT 1"))]:
-        raise heart.DatabaseUnusable(
+        raise DatabaseUnusable(
             f"{place.name} has data of this service already, in {', '.join(found)}; a copy needs a new database, or an"
             " empty one"
         )
 
 
 @contextmanager
-def file_source(database: heart.SQLiteDatabase) -> Iterator[Place]:
+def file_source(database: SQLiteDatabase) -> Iterator[Place]:
     """Give what is in a file now."""
-    with heart.readable_errors(database.name), database.snapshot() as moment:
+    with readable_errors(database.name), database.snapshot() as moment:
         yield Place(database.name, moment)
 
 
 @contextmanager
-def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iterator[FileTarget]:
+def file_target(database: SQLiteDatabase, tables: Sequence[Table]) -> Iterator[FileTarget]:
     """Open a new file, which is moved to its place at the end, or removed if the block fails."""
     path = database.settings.db
     require_new(path, tables)
@@ -201,9 +216,9 @@ def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iter
         backup.put_in_place(partial, path)
 
 
-def ends_at(database: heart.Database) -> tuple[Callable[..., Opened[Place]], Callable[..., Opened[Target]]]:
+def ends_at(database: Database) -> tuple[Callable[..., Opened[Place]], Callable[..., Opened[Target]]]:
     """Return the functions that open the source of a copy and its target."""
-    if isinstance(database, heart.SQLiteDatabase):
+    if isinstance(database, SQLiteDatabase):
         return file_source, file_target
     from findings_adapters.postgres import bulk
 
@@ -269,7 +284,7 @@ def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: 
     """
     read = {table.name: Tally() for table in tables}
     wrong: list[str] = []
-    with heart.progress_bar("Copying", 2 * len(tables)) as bar:
+    with progress_bar("Copying", 2 * len(tables)) as bar:
         for table in tables:
             target.fill(table, moved(read[table.name].seen(source.rows(table)), table, shifts))
             bar.update(1)
@@ -315,15 +330,15 @@ end_option = functools.partial(click.option, required=True, metavar="DATABASE", 
 def copy(source: str, target: str) -> None:
     """Copy a database to another, also to PostgreSQL and back. The copy is of one moment, and verified."""
     tables = read_tables()
-    with backup.interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
-        of_source = backup.files_of(old.location) if isinstance(old, heart.SQLiteDatabase) else {old.location}
+    with backup.interruptible(), opened(source) as old, opened(target, new=True) as new:
+        of_source = backup.files_of(old.location) if isinstance(old, SQLiteDatabase) else {old.location}
         if new.location in of_source:
             raise click.ClickException(f"{new.name} belongs to what is copied; name another database")
         read, fill = ends_at(old)[0], ends_at(new)[1]
         with read(old) as place, fill(new, tables) as copied:
-            shifts = find_shifts(place, tables) if isinstance(new, heart.SQLiteDatabase) else {}
+            shifts = find_shifts(place, tables) if isinstance(new, SQLiteDatabase) else {}
             counts = copy_tables(place, copied, tables, shifts)
-    heart.write_table(("TABLE", "        ROWS"), [(name, f"{count:12,}") for name, count in counts.items()], err=True)
+    write_table(("TABLE", "        ROWS"), [(name, f"{count:12,}") for name, count in counts.items()], err=True)
     if shifted := [name for name, by_client in shifts.items() if by_client]:
         click.echo(
             f"Clients had the same numbers in {', '.join(shifted)}; some were moved, in the same order.", err=True

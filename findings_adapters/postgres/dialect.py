@@ -12,7 +12,11 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-import findings_service as heart
+from findings_service import (
+    REGISTRY,
+    schema_path,
+    statements_of,
+)
 
 KEPT_TEXTS = 2048  # statements with their translation
 
@@ -57,13 +61,13 @@ def replaced(sql: str, words: Iterable[tuple[str, str]]) -> str:
 
 def schema_statements() -> list[str]:
     """Return the statements that make the schema."""
-    script = heart.schema_path().read_text("utf-8")
+    script = schema_path().read_text("utf-8")
     return [statement for each in cut_statements(script) if (statement := replaced(each, SCHEMA))]
 
 
 def cut_statements(script: str) -> Iterator[str]:
     """Cut a script into its statements, without comments."""
-    for statement in heart.statements_of(script):
+    for statement in statements_of(script):
         yield re.sub(r"('(?:[^']|'')*')|--[^\n]*", lambda match: match[1] or "", statement).strip().rstrip(";")
 
 
@@ -115,7 +119,7 @@ ALTER TABLE idempotent_answers DROP CONSTRAINT idempotent_answers_pkey,
 
 def steps_of(version: int) -> list[str]:
     """Return the statements of the steps that lead on from a version."""
-    steps = sorted(heart.REGISTRY.migrations.items())
+    steps = sorted(REGISTRY.migrations.items())
     scripts = (STEPS.get(number, step.script) for number, step in steps if number > version)
     statements = (statement for script in scripts for statement in cut_statements(script))
     of_schema = ("CREATE", "ALTER")  # others change rows

@@ -29,8 +29,30 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-import findings_service as heart
 from findings_adapters.postgres import dialect
+from findings_service import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    Busy,
+    ConfigurationError,
+    Connection,
+    Cursor,
+    Database,
+    DatabaseUnusable,
+    Problem,
+    ServiceError,
+    Settings,
+    StorageFull,
+    TryAgain,
+    UseKey,
+    ValidationFailed,
+    fill,
+    log,
+    require_version,
+    steps_from,
+    unready,
+    write_last_uses,
+)
 
 STATEMENT_TIME = 30.0  # seconds that one statement may take
 COUNTED_FIRST, COUNTED_AGAIN = 20_000, 8  # rows of a transaction, and times as many, behind which they are counted
@@ -58,11 +80,11 @@ class PostgresError(Exception):
     """PostgreSQL refused a statement for no reason that a caller could know: a bug of ours."""
 
 
-class NobodyKnows(heart.Busy):
+class NobodyKnows(Busy):
     """The connection was lost during COMMIT, and nobody knows which way it went."""
 
     def __init__(self) -> None:
-        heart.ServiceError.__init__(
+        ServiceError.__init__(
             self,
             "The connection to the database was lost while this was stored, and it may be stored or not. Look, or send"
             " it again with the Idempotency-Key that it had.",
@@ -82,15 +104,15 @@ def known_failure(error: psycopg.Error) -> Exception:
     """Return what stands for what PostgreSQL says. No value that it repeats is in that."""
     state = error.sqlstate or ""
     if is_lost(error):
-        return heart.TryAgain("The connection to the database was lost")
+        return TryAgain("The connection to the database was lost")
     if state in UNDONE:
-        return heart.TryAgain("Others wrote at the same time")
+        return TryAgain("Others wrote at the same time")
     if state == TOO_LONG:
-        return heart.ValidationFailed([heart.Problem(TOO_LONG_TOGETHER, "")])
+        return ValidationFailed([Problem(TOO_LONG_TOGETHER, "")])
     if state in BUSY:
-        return heart.Busy(BUSY[state])
+        return Busy(BUSY[state])
     if state in FULL:
-        return heart.StorageFull(FULL[state])
+        return StorageFull(FULL[state])
     constraint = f" [{error.diag.constraint_name}]" if error.diag.constraint_name else ""
     return PostgresError(f"{error.diag.message_primary or error}{constraint} ({state})")
 
@@ -137,7 +159,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, url: str, lock_patience: float) -> Address:
-        """Return what a URL says. :raises heart.ConfigurationError: where it makes no sense."""
+        """Return what a URL says. :raises ConfigurationError: where it makes no sense."""
         place, _, query = url.partition("?")
         user, at, rest = place.partition("://")[2].partition("@")
         given = [pair.partition("=")[::2] for pair in query.split("&") if pair]
@@ -148,14 +170,14 @@ class Address(NamedTuple):
                 raise psycopg.ProgrammingError
             told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{'&'.join(theirs)}")
         except psycopg.ProgrammingError:  # whose message repeats the password
-            raise heart.ConfigurationError(
+            raise ConfigurationError(
                 "FINDINGS_DB: this is no URL of PostgreSQL, or has a parameter that libpq does not know; one is"
                 " postgresql://user:password@host:5432/name, with / @ % ? of a password written as %2F %40 %25 %3F"
             ) from None
         try:
             ours = msgspec.convert({name: unquote(value) for name, value in given}, Ours, strict=False)
         except msgspec.ValidationError as error:
-            raise heart.ConfigurationError(f"FINDINGS_DB: {error}") from None
+            raise ConfigurationError(f"FINDINGS_DB: {error}") from None
         options = (
             f"-c statement_timeout={STATEMENT_TIME * 1000:.0f} -c lock_timeout={max(1.0, lock_patience * 1000):.0f}"
             f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION * 1000:.0f}"
@@ -254,7 +276,7 @@ BULKY_ROWS = 5  # rows of what is large that are read at once
 NO_TEXT = "\1"  # stands for U+0000, which no text of PostgreSQL's has: only ids and names of a path may
 
 
-class PostgresConnection(heart.Connection):
+class PostgresConnection(Connection):
     """A connection to PostgreSQL for as long as somebody reads, or for a transaction."""
 
     def __init__(self, database: PostgresDatabase, link: Link) -> None:
@@ -272,14 +294,14 @@ class PostgresConnection(heart.Connection):
 
     # Statements
 
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> heart.Cursor:
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
         """Send a statement; its rows, and what is wrong with it, come when somebody asks for them, or with COMMIT."""
         if self.is_late():
             raise TimeoutError
         values = [value.replace("\0", NO_TEXT) if isinstance(value, str) else value for value in parameters]
         return self.link.run(dialect.translated(sql), *values)
 
-    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> heart.Cursor:
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor:
         """Send a statement for many rows.
 
         A server keeps plans, those of foreign keys among them, and may have made them when a table had a few rows: then
@@ -368,12 +390,12 @@ OLDEST = 150000  # PostgreSQL 15
 RECONNECTING = 1.5
 IDLE = 300.0  # seconds after which a connection that nobody needed is closed
 LIFETIME = 3600.0  # seconds; a new connection finds a server that was added behind a name, and gives memory back
-LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
+LOCKS = APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
 UNREACHED = "The database cannot be reached, or all connections to it are in use"
 ABANDONED: list[object] = []  # what a parent has open, which is never closed here
 
 
-class PostgresDatabase(heart.Database):
+class PostgresDatabase(Database):
     """A process's connections to a PostgreSQL server, which it may share with many others.
 
     A thread has one for as long as it reads, or for a transaction.
@@ -393,7 +415,7 @@ class PostgresDatabase(heart.Database):
         ),
     }
 
-    def __init__(self, settings: heart.Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.address = Address.of(settings.db, settings.busy_timeout)
         self.threads = self.address.ours.pool_size
         self._pool: ConnectionPool[Link] | None = None
@@ -421,7 +443,7 @@ class PostgresDatabase(heart.Database):
     def _configure(self, link: Link) -> None:
         """Configure a new connection: types, time limits and durability, unless the URL sets that.
 
-        :raises heart.DatabaseUnusable: if the server cannot be used.
+        :raises DatabaseUnusable: if the server cannot be used.
         """
         link.cursor_factory = PostgresCursor
         link.adapters.register_dumper(int, Int8BinaryDumper)
@@ -441,33 +463,33 @@ class PostgresDatabase(heart.Database):
         encoding = link.info.parameter_status("server_encoding")
         if link.info.server_version < OLDEST or encoding != "UTF8":
             needed = "15 or newer is needed" if encoding == "UTF8" else f"its encoding is {encoding}, not UTF8"
-            raise heart.DatabaseUnusable(f"{self.name} is PostgreSQL {server}; {needed}")
+            raise DatabaseUnusable(f"{self.name} is PostgreSQL {server}; {needed}")
 
     @contextmanager
     def beside(self) -> Iterator[Link]:
-        """Give a connection that is none of the pool's. :raises heart.DatabaseUnusable: where there is none."""
+        """Give a connection that is none of the pool's. :raises DatabaseUnusable: where there is none."""
         try:
             with closing(self._connect()) as link:
                 yield link
         except psycopg.Error as error:
-            raise heart.DatabaseUnusable(f"{self.name} cannot be used: {complaint(error)}") from None
+            raise DatabaseUnusable(f"{self.name} cannot be used: {complaint(error)}") from None
 
     def _opened(self) -> ConnectionPool[Link]:
         """Return the pool of this process, with the schema there. A parent's is left alone: its threads are not here.
 
-        :raises heart.DatabaseUnusable: when there is no database, or one of another version.
+        :raises DatabaseUnusable: when there is no database, or one of another version.
         """
         with self._opening:
             if self._pool is None or self._pid != os.getpid():
                 try:
                     with self.beside() as link:
-                        if self.version_at(link) != heart.SCHEMA_VERSION:
+                        if self.version_at(link) != SCHEMA_VERSION:
                             self._make_schema(link)
-                except heart.DatabaseUnusable as error:
+                except DatabaseUnusable as error:
                     if not self._reached:
                         raise
-                    heart.log.error("%s", error)
-                    raise heart.Busy(UNREACHED) from None
+                    log.error("%s", error)
+                    raise Busy(UNREACHED) from None
                 ABANDONED.append(self._pool)
                 self._pool = ConnectionPool(
                     self.address.conninfo,
@@ -518,7 +540,7 @@ class PostgresDatabase(heart.Database):
             raise NobodyKnows
 
     def _take(self, pool: ConnectionPool[Link]) -> Link:
-        """Return a connection that is there. :raises heart.Busy: when none is in time."""
+        """Return a connection that is there. :raises Busy: when none is in time."""
         end = time.monotonic() + self.settings.busy_timeout
         while True:
             try:
@@ -526,7 +548,7 @@ class PostgresDatabase(heart.Database):
             except PoolTimeout:
                 if self._in_use and time.monotonic() < end:
                     continue
-                raise heart.Busy(UNREACHED) from None
+                raise Busy(UNREACHED) from None
             if link.is_there():
                 self._in_use.add(link)
                 return link
@@ -550,9 +572,9 @@ class PostgresDatabase(heart.Database):
 
         :param client_id: whose rows are written; other writers of the client wait. None for what is no client's.
         :param patience: seconds to wait for them; None for what is set.
-        :raises heart.TryAgain: when the server undid it.
+        :raises TryAgain: when the server undid it.
         """
-        uses: dict[heart.UseKey, str] = {}
+        uses: dict[UseKey, str] = {}
         try:
             with self._connection("BEGIN ISOLATION LEVEL READ COMMITTED", read_only=False) as connection:
                 if client_id is not None:
@@ -560,7 +582,7 @@ class PostgresDatabase(heart.Database):
                     with self._uses_lock:  # to write those of others would need their locks
                         own = [key for key in self.last_uses if key[0] == client_id]
                         uses = {key: self.last_uses.pop(key) for key in own}
-                    heart.write_last_uses(connection, uses)
+                    write_last_uses(connection, uses)
                 yield connection
                 connection.write_counts()
         except BaseException:
@@ -574,7 +596,7 @@ class PostgresDatabase(heart.Database):
         with self.reading() as connection:
             asked = "SELECT (pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on')::int"
             if connection.link.run(asked).fetchone() != (0,):
-                raise heart.Busy(BUSY[READ_ONLY])
+                raise Busy(BUSY[READ_ONLY])
 
     # Maintenance
 
@@ -588,7 +610,7 @@ class PostgresDatabase(heart.Database):
             self._maintenance = self._maintenance or self._connect()
             asked = "SELECT pg_try_advisory_lock($1::int, hashtext('housekeeping ' || current_schema()))"
             return bool(self._maintenance.run(asked, LOCKS).fetchall()[0][0])
-        except (psycopg.Error, heart.DatabaseUnusable):
+        except (psycopg.Error, DatabaseUnusable):
             self._give_back_maintenance()
             return False
 
@@ -606,7 +628,7 @@ class PostgresDatabase(heart.Database):
         try:
             with self.reading() as connection:
                 return float(connection.link.run("SELECT pg_database_size(current_database())").fetchall()[0][0])
-        except (heart.ServiceError, heart.DatabaseUnusable, PostgresError) as error:
+        except (ServiceError, DatabaseUnusable, PostgresError) as error:
             raise OSError(str(error)) from None
 
     # The schema
@@ -614,7 +636,7 @@ class PostgresDatabase(heart.Database):
     def version_at(self, link: Link) -> int | None:
         """Return the version of the schema, None where there is none.
 
-        :raises heart.DatabaseUnusable: when it is none of ours, or one that this program does not open.
+        :raises DatabaseUnusable: when it is none of ours, or one that this program does not open.
         """
         if not link.run("SELECT 1 WHERE to_regclass($1) IS NOT NULL", dialect.VERSION_TABLE).fetchall():
             return None
@@ -623,10 +645,8 @@ class PostgresDatabase(heart.Database):
         except psycopg.errors.UndefinedColumn:
             row = None
         if row is None or not isinstance(row[0], int):
-            raise heart.DatabaseUnusable(
-                f"{self.name} has a table {dialect.VERSION_TABLE} that is none of this service's"
-            )
-        heart.require_version(self.name, row[0])
+            raise DatabaseUnusable(f"{self.name} has a table {dialect.VERSION_TABLE} that is none of this service's")
+        require_version(self.name, row[0])
         return row[0]
 
     def absence(self) -> str:
@@ -635,7 +655,7 @@ class PostgresDatabase(heart.Database):
             version = self.version_at(link)
         if version is None:
             return f"there is no database of this service at {self.name}"
-        return heart.unready(self.name, version)
+        return unready(self.name, version)
 
     def _make_schema(self, link: Link) -> None:
         """Create the schema, or take the steps that lead to it, all of it or nothing, in one process of many."""
@@ -645,17 +665,17 @@ class PostgresDatabase(heart.Database):
             link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
             self.lock_schema(link)
             version = self.version_at(link)
-            steps = heart.steps_from(self.name, version or 0)
+            steps = steps_from(self.name, version or 0)
             if version is None:
                 self.require_empty(link)
             before = [dialect.MAKE_VERSION_TABLE] if version is None else dialect.steps_of(version)
             for statement in (*before, *dialect.schema_statements()):
                 link.run(statement)
-            heart.fill(PostgresConnection(self, link), steps)
+            fill(PostgresConnection(self, link), steps)
             link.run(
                 f"""INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)
                     ON CONFLICT (id) DO UPDATE SET version = excluded.version""",
-                heart.SCHEMA_VERSION,
+                SCHEMA_VERSION,
             )
 
     def lock_schema(self, link: Link) -> None:
@@ -663,14 +683,14 @@ class PostgresDatabase(heart.Database):
         link.run("SELECT pg_advisory_xact_lock($1::int, hashtext('schema ' || current_schema()))", LOCKS)
 
     def require_empty(self, link: Link) -> None:
-        """Refuse a schema with tables of our names that nobody knows. :raises heart.DatabaseUnusable: then."""
+        """Refuse a schema with tables of our names that nobody knows. :raises DatabaseUnusable: then."""
         found, schema = link.run(
             """SELECT string_agg(relname, ', ' ORDER BY relname), current_schema() FROM pg_class
                WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY ($1::text[])""",
             dialect.tables_of(dialect.schema_statements()),
         ).fetchall()[0]
         if found:
-            raise heart.DatabaseUnusable(
+            raise DatabaseUnusable(
                 f"{self.name} has tables of another program in its schema {schema}: {found}; name another database, or"
                 " another schema by ?options=-csearch_path%3DNAME"
             )
@@ -691,8 +711,8 @@ class PostgresDatabase(heart.Database):
                 link.run(statement.replace("CREATE TABLE IF NOT EXISTS", "CREATE TEMPORARY TABLE", 1))
             wanted = link.run(FACTS.format(schema="pg_my_temp_schema()::regnamespace::text"), tables).fetchall()
         yield from (f"schema: {fact} is missing" for (fact,) in sorted({*wanted} - {*found}))
-        if version != heart.SCHEMA_VERSION:
-            yield f"schema version {version}, not {heart.SCHEMA_VERSION}"
+        if version != SCHEMA_VERSION:
+            yield f"schema version {version}, not {SCHEMA_VERSION}"
 
     # Opening and closing
 

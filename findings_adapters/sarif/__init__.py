@@ -13,17 +13,17 @@ from __future__ import annotations
 import operator
 
 import findings_features.exports as exports
-import findings_service as heart
 from findings_adapters.sarif.admitted import judge
 from findings_adapters.sarif.reading import parse
 from findings_adapters.sarif.writing import write_sarif
+from findings_service import REGISTRY, SubmissionFormat
 
 SARIF = "application/sarif+json"
 
 
 def register() -> None:
     """Have findings come as SARIF, and lists of them go out so, too."""
-    heart.REGISTRY.submission_formats[SARIF] = heart.SubmissionFormat(
+    REGISTRY.submission_formats[SARIF] = SubmissionFormat(
         parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge
     )
     exports.add(exports.ListFormat(media_type=SARIF, write=write_sarif, whole=True))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-import findings_service as heart
-from findings_adapters.marks import cut_bytes, end_of
+from findings_features.labels import cut_bytes, end_of
+from findings_service import KIB, Evidence
 
 if TYPE_CHECKING:
     from findings_adapters.sarif.reading import Result
@@ -27,7 +27,7 @@ NO_FINGERPRINTS = ("requires login",)
 
 
 LABEL_LENGTH = 500
-SNIPPET = 256 * heart.KIB
+SNIPPET = 256 * KIB
 
 
 class Place(Struct, gc=False):
@@ -41,14 +41,14 @@ class Place(Struct, gc=False):
     column: int | None = None
 
     @property
-    def evidence(self) -> Iterator[heart.Evidence]:
+    def evidence(self) -> Iterator[Evidence]:
         """The code there, labelled as people write a place with the line it begins at: none where nothing is known."""
         where = self.path or self.name
         for line, text in self.code or [(self.line, "")]:
             label = end_of(f"{where}:{line}" if where and line else where, LABEL_LENGTH)
             content = cut_bytes(text, SNIPPET) or None
             if label or content:
-                yield heart.Evidence(type="code", label=label or None, content=content)
+                yield Evidence(type="code", label=label or None, content=content)
 
 
 def by_value(name: str) -> list[tuple[int, str]]:

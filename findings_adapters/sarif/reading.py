@@ -21,10 +21,35 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-import findings_service as heart
-from findings_adapters.marks import cut_bytes, foreign_marks
 from findings_adapters.sarif.identities import IDENTITY, OLD_IDENTITY, OURS, Identities, Place, identities_of
 from findings_adapters.sarif.twins import numbering
+from findings_features.labels import cut_bytes, foreign_labels
+from findings_service import (
+    KIB,
+    LISTED_PROBLEMS,
+    NOT_JSON,
+    RANKS,
+    UNCHECKED,
+    NewTask,
+    OutOfTime,
+    Parsed,
+    Problem,
+    Settings,
+    StoredStep,
+    TaskReport,
+    ValidationFailed,
+    decoder,
+    document_of,
+    escaped,
+    evidence_labels,
+    json_pointer,
+    model_problems,
+    not_json,
+    require_few_values,
+    require_plain_numbers,
+    to_json_text,
+    truncate,
+)
 
 # In a run's property bag, written by `scan`: paths with earlier ones, and the folder that its relative paths lie in.
 RENAMES = "findingsTaskService/renames"
@@ -318,7 +343,7 @@ class Result(Part):
 # ---------------------------------------------------------------------------
 
 PATH_LENGTH = 4096
-DESCRIPTION = 64 * heart.KIB
+DESCRIPTION = 64 * KIB
 MESSAGE_LENGTH = 2 * DESCRIPTION  # characters that are looked at
 MOST_PLACEHOLDERS = 100  # of a message, that are filled
 ARGUMENT_LENGTH = 4096  # characters, like the path of a file
@@ -332,7 +357,7 @@ def filled(text: str, arguments: Sequence[str | None]) -> str:
         if place[1] is None:
             return place[0][0]
         number = int(place[1])
-        return heart.truncate(arguments[number] or "", ARGUMENT_LENGTH) if number < len(arguments) else place[0]
+        return truncate(arguments[number] or "", ARGUMENT_LENGTH) if number < len(arguments) else place[0]
 
     return PLACEHOLDER.sub(part, text, count=MOST_PLACEHOLDERS)
 
@@ -358,11 +383,11 @@ def whole(number: float | None, least: int = 0) -> int | None:
 # ---------------------------------------------------------------------------
 
 MOST_OBJECTS = 3_000_000  # in a document: counting them takes 0.3 s in one step, and 100 MB
-SMALL_PIECE = 64 * heart.KIB  # one is looked through for all that is wrong with it
+SMALL_PIECE = 64 * KIB  # one is looked through for all that is wrong with it
 STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # dict entries are `[...]`: which one, msgspec does not say
 IN_PARTS = "send it in parts"
 NO_ROOM = f"from here on the findings are too large for the document, each with what its rule says; {IN_PARTS}"
-NO_TIME = heart.Problem(f"took too long to read; {IN_PARTS}", "")
+NO_TIME = Problem(f"took too long to read; {IN_PARTS}", "")
 
 Read = TypeVar("Read")
 
@@ -383,26 +408,26 @@ def require_readable(text: bytes) -> None:
     try:
         for _ in codecs.iterdecode(pieces, "utf-8"):
             pass
-        heart.decoder(Raw).decode(text)
-    except heart.NOT_JSON as error:
-        raise heart.not_json(error) from None
+        decoder(Raw).decode(text)
+    except NOT_JSON as error:
+        raise not_json(error) from None
 
 
-def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Problem:
+def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> Problem:
     """Return the first problem of a value, in msgspec's words."""
     detail, is_inside, path = str(refusal).rpartition(" - at `$")
     if not is_inside:
-        return heart.Problem(heart.truncate(path), pointer)
+        return Problem(truncate(path), pointer)
     known = path.removesuffix("`").partition("[...]")[0]
     steps = [name or number for name, number in STEP.findall(known)]
-    return heart.Problem(heart.truncate(detail), heart.json_pointer(steps, pointer))
+    return Problem(truncate(detail), json_pointer(steps, pointer))
 
 
 # Items of all arrays of a document: some, and one more for each so many bytes. A result takes 1 KB of memory.
 MOST_ITEMS = 50_000
 ITEM_SIZE = 128
 ARTIFACT = 0.25  # of an item: a file takes 0.1 KB, and is read only where a result refers to it
-LARGE_PIECE = heart.KIB * heart.KIB  # one may have too many values to be read at once
+LARGE_PIECE = KIB * KIB  # one may have too many values to be read at once
 MOST_PROBLEMS = 10_000
 # Bytes that all findings of a document may weigh: some for any document, and a multiple of its size. Rules stand in it
 # once and are stored with each finding: 20,000 results of 360 bytes each may have 16 KiB of help. What a finding has of
@@ -417,7 +442,7 @@ TIME_SIZE = 2 * LARGE_PIECE  # bytes that may take the time of one request; thos
 Origin = tuple[str, str, str]  # a run's tool, its category, and its absolute base, "" without one
 
 
-class ParsedDocument(heart.Parsed):
+class ParsedDocument(Parsed):
     """Findings of a document, how many of them are identified by their messages, and the origins of its runs."""
 
     by_message: int = 0
@@ -442,14 +467,14 @@ class Reading:
 
     def refuse(self, detail: str, pointer: str) -> None:
         """Note what is wrong with a part."""
-        self.problems.append(heart.Problem(detail, pointer))
+        self.problems.append(Problem(detail, pointer))
 
     def items(self, raw: Raw, pointer: str, cost: float = 1) -> list[Raw]:
         """Return the objects of an array unread, none where it is not there, or is refused."""
         if not is_given(raw):
             return []
         try:
-            count = len(heart.decoder(list[Part]).decode(raw))
+            count = len(decoder(list[Part]).decode(raw))
         except msgspec.ValidationError as refusal:
             self.problems.append(quick_problem(refusal, pointer))
             return []
@@ -457,30 +482,30 @@ class Reading:
         if self.items_left < 0:
             self.refuse(f"has {count:,} items, too many for a document of this size; {IN_PARTS}", pointer)
             return []
-        items: list[Raw] = heart.decoder(list[Raw]).decode(raw)
+        items: list[Raw] = decoder(list[Raw]).decode(raw)
         return items
 
     def read(self, model: type[Read], raw: Raw, pointer: str) -> Read | None:
         """Return a part of the document, None where it is not there, or is refused. :raises OutOfTime: in the end."""
         if time.thread_time() > self.end:
-            raise heart.OutOfTime
+            raise OutOfTime
         if not is_given(raw):
             return None
         size = memoryview(raw).nbytes
         try:
             if size > LARGE_PIECE:
-                heart.require_few_values(bytes(raw))
-            return typing.cast(Read, heart.decoder(typing.cast(Any, model)).decode(raw))
+                require_few_values(bytes(raw))
+            return typing.cast(Read, decoder(typing.cast(Any, model)).decode(raw))
         except msgspec.ValidationError as refusal:
-            if size > SMALL_PIECE or len(self.problems) > heart.LISTED_PROBLEMS:  # the first thing that is wrong
+            if size > SMALL_PIECE or len(self.problems) > LISTED_PROBLEMS:  # the first thing that is wrong
                 self.problems.append(quick_problem(refusal, pointer))
             else:
-                self.problems += heart.model_problems(model, heart.document_of(bytes(raw)), pointer)
-        except heart.ValidationFailed as error:
+                self.problems += model_problems(model, document_of(bytes(raw)), pointer)
+        except ValidationFailed as error:
             self.problems += (problem.below(pointer) for problem in error.problems)
         return None
 
-    def take(self, report: heart.NewTask, rule: KnownRule, pointer: str) -> None:
+    def take(self, report: NewTask, rule: KnownRule, pointer: str) -> None:
         """Take a finding."""
         self.parsed.reports.append(report)
         self.parsed.extensions.append((report.extensions, pointer))
@@ -616,13 +641,13 @@ SCORE = re.compile(r"\s*([0-9]{1,2}(?:[.,][0-9]*)?)\s*(?:/\s*10\s*)?")
 def rank_of_score(score: Any) -> int | None:
     """Return the severity rank of a security-severity, None for 0 and for other values without a meaning."""
     if isinstance(score, str):
-        if (word := score.strip().lower()) in heart.RANKS:
-            return heart.RANKS[word]
+        if (word := score.strip().lower()) in RANKS:
+            return RANKS[word]
         written = SCORE.fullmatch(score)
         score = float(written[1].replace(",", ".")) if written else None
     if type(score) not in (int, float) or not 0 < score <= 10:
         return None
-    return heart.RANKS[next(name for least, name in SCORES if score >= least)]
+    return RANKS[next(name for least, name in SCORES if score >= least)]
 
 
 def bag_of(part: Result | Rule) -> Properties:
@@ -659,7 +684,7 @@ class RuleList(Items[Rule]):
         self.strings = component.global_message_strings or {}
 
 
-RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
+RULE_TEXT = 16 * KIB  # bytes; what a rule says is stored with each of its findings
 PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
 
 
@@ -695,7 +720,7 @@ class Rules:
             as_name(reference.id or rule.id),
             text_of(rule.short_description, rule.full_description) or as_name(rule.name),
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
-            heart.to_json_text([heart.StoredStep(1, help_text)]) if help_text else None,
+            to_json_text([StoredStep(1, help_text)]) if help_text else None,
             rank_of_score(bag_of(rule).security_severity),
             self.overrides.get(id(rule)) or (rule.default_configuration or Configuration()).level,
             (*tags_of(rule), *self.taxa(each.target for each in rule.relationships or () if each)),
@@ -762,7 +787,7 @@ def severity_of(result: Result, rule: KnownRule) -> int:
     """Return the severity of a result, as the rank that is stored (3.27.10, and GitHub's security-severity)."""
     level = result.level or ("none" if result.kind not in (None, "fail") else rule.level or "warning")
     own = rank_of_score(bag_of(result).security_severity)
-    return own or rule.rank or heart.RANKS[SEVERITY_OF_LEVEL[level]]
+    return own or rule.rank or RANKS[SEVERITY_OF_LEVEL[level]]
 
 
 TITLE_LENGTH = 500  # characters, like the next
@@ -796,7 +821,7 @@ class RunReading:
 
     def __init__(self, reading: Reading, raw: Raw, pointer: str) -> None:
         self.reading, self.pointer = reading, pointer
-        self.run: Run = heart.decoder(Run).decode(raw)
+        self.run: Run = decoder(Run).decode(raw)
         tool = reading.read(Tool, self.run.tool, f"{pointer}/tool")
         self.tool_name = as_name(tool.driver.name if tool and tool.driver else None)
         self.results = reading.items(self.run.results, f"{pointer}/results")
@@ -813,7 +838,7 @@ class RunReading:
         category = job.id if job and isinstance(job.id, str) else ""
         base = self.paths.roots[0].rstrip("/") if self.paths.roots else ""
         self.origin = self.tool_name, category.rpartition("/")[0].strip(), base  # the category as GitHub reads it
-        self.faults = [heart.Problem(detail, f"{pointer}/{path}") for detail, path in self._faults(tool)]
+        self.faults = [Problem(detail, f"{pointer}/{path}") for detail, path in self._faults(tool)]
         # Kept here: nothing that is remembered refers to this, and so no circle keeps the document in memory.
         self.path_of = lru_cache(KEPT)(self.paths.path)
         self.rule_of = lru_cache(KEPT)(self.rules.rule_of)
@@ -867,18 +892,18 @@ class RunReading:
         :param mark: distinguishes it from others without a path.
         """
         pointer = f"{self.pointer}/results/{next(self._further)}"
-        known = identities_of(Result(), self.tool_name, heart.UNCHECKED, [Place(path, code=[(None, mark)])])
-        title, rule = heart.truncate(f"Not checked: {reason}", TITLE_LENGTH), KnownRule(heart.UNCHECKED)
+        known = identities_of(Result(), self.tool_name, UNCHECKED, [Place(path, code=[(None, mark)])])
+        title, rule = truncate(f"Not checked: {reason}", TITLE_LENGTH), KnownRule(UNCHECKED)
         self._store(known, title, None, Result(level="error"), rule, [Place(path)], pointer)
 
     def _take(self, result: Result, pointer: str) -> None:
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item] or [Place()]
         if is_given(bag_of(result).ours):
-            self._take_ours(result, places[0].line, f"{pointer}/properties/{heart.escaped(OURS)}")
+            self._take_ours(result, places[0].line, f"{pointer}/properties/{escaped(OURS)}")
             return
         rule = self.rule_of(result.reference)
         said = self._said(result.message, rule)
-        title = heart.truncate(said or rule.title or rule.id, TITLE_LENGTH)
+        title = truncate(said or rule.title or rule.id, TITLE_LENGTH)
         if not title:
             self.reading.refuse(NO_WORDS, f"{pointer}/message")
             return
@@ -895,7 +920,7 @@ class RunReading:
     def _take_ours(self, result: Result, line: int | None, pointer: str) -> None:
         """Take a finding that this service or `scan` wrote, checked as a submitted one is."""
         raw, parsed = bag_of(result).ours, self.reading.parsed
-        if task := self.reading.read(heart.TaskReport, raw, pointer):
+        if task := self.reading.read(TaskReport, raw, pointer):
             parsed.add(task, pointer)
             report, identity = parsed.reports[-1], mark_of(result, IDENTITY)
             report.external_id = mark_of(result, OURS, EXTERNAL_ID_LENGTH)
@@ -920,27 +945,27 @@ class RunReading:
         told = itertools.chain(rule.tags, tags_of(result), self.rules.taxa(result.taxa or ()))
         tags = [*dict.fromkeys(itertools.islice(told, MOST_TAGS))]
         extensions = Extensions(
-            heart.truncate(rule.id, NAME_LENGTH),
-            heart.truncate(self.tool_name, NAME_LENGTH),
+            truncate(rule.id, NAME_LENGTH),
+            truncate(self.tool_name, NAME_LENGTH),
             first.path,
             first.line,
             first.end_line if first.line else None,
-            [heart.truncate(tag, TAG_LENGTH) for tag in tags[:TAGS]],
+            [truncate(tag, TAG_LENGTH) for tag in tags[:TAGS]],
         )
         evidence = [item for place in places for item in place.evidence]
         where = (first.path, first.line) if first.path else (first.name, None)
-        report = heart.NewTask(
+        report = NewTask(
             known.id,
             "dismissed" if result.is_suppressed else None,
             title,
             severity_of(result, rule),
             description,
-            heart.to_json_text(evidence) if evidence else None,
+            to_json_text(evidence) if evidence else None,
             rule.remediation,
             None,
             msgspec.json.encode(extensions).decode(),
-            heart.labels_of(evidence),
-            *foreign_marks(extensions.rule_id, *where, tags),
+            evidence_labels(evidence),
+            *foreign_labels(extensions.rule_id, *where, tags),
             known.former,
             known.old,
             title if known.by_message else "",  # which the old one leaves out
@@ -991,7 +1016,7 @@ def without_nul(text: bytes) -> bytes:
     return text.replace(rb"\\", b"\xff\xff").replace(rb"\u0000", rb"\ufffd").replace(b"\xff\xff", rb"\\")
 
 
-def parse(text: bytes, settings: heart.Settings, weight: float = WEIGHT) -> ParsedDocument:
+def parse(text: bytes, settings: Settings, weight: float = WEIGHT) -> ParsedDocument:
     """Read a SARIF document as the findings that it tells of, and note what is wrong with it.
 
     Its time is in proportion to its size, as a stop of the service waits for it.
@@ -1002,15 +1027,15 @@ def parse(text: bytes, settings: heart.Settings, weight: float = WEIGHT) -> Pars
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
     if text.count(b"{") > MOST_OBJECTS:  # those of texts are few
-        raise heart.ValidationFailed([heart.Problem(f"has over {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
-    heart.require_plain_numbers(text)
+        raise ValidationFailed([Problem(f"has over {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
+    require_plain_numbers(text)
     seconds = settings.schema_timeout * (1 + len(text) / TIME_SIZE)
     reading = Reading(len(text), seconds, LEAST_ROOM + weight * len(text))
     try:
         read_log(reading, without_nul(text))
         reading.parsed.complete = not reading.is_over
         reading.parsed.number = numbering(reading.parsed.reports)
-    except heart.OutOfTime:
+    except OutOfTime:
         reading.parsed.complete = False
         reading.problems.append(NO_TIME)
     return reading.parsed
@@ -1039,7 +1064,7 @@ NO_RUNS = "must hold a run at least; a document without is a scanner that failed
 def read_log(reading: Reading, text: bytes) -> None:
     """Read all runs of a document."""
     try:
-        log: Log = heart.decoder(Log).decode(text)
+        log: Log = decoder(Log).decode(text)
     except msgspec.ValidationError as refusal:
         reading.problems.append(quick_problem(refusal, ""))
         return

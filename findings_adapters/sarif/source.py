@@ -13,9 +13,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw
 
-import findings_service as heart
 from findings_adapters.git import files_of, top_of
-from findings_adapters.marks import cut_bytes
 from findings_adapters.sarif.reading import (
     ArtifactLocation,
     PhysicalLocation,
@@ -26,9 +24,11 @@ from findings_adapters.sarif.reading import (
     text_of,
     whole,
 )
+from findings_features.labels import cut_bytes
+from findings_service import KIB
 
-SOURCE_FILE = 5 * heart.KIB * heart.KIB
-SOURCE_TEXT = 10 * heart.KIB  # bytes of a line
+SOURCE_FILE = 5 * KIB * KIB
+SOURCE_TEXT = 10 * KIB  # bytes of a line
 SOURCES = 16  # files that are kept: some scanners come to one for each rule
 LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
 EACH = "*"

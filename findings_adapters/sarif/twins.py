@@ -17,7 +17,11 @@ from typing import Any
 from msgspec import Struct
 
 import findings_features.former_ids as former_ids
-import findings_service as heart
+from findings_service import (
+    Connection,
+    NewTask,
+    Submitting,
+)
 
 Place = tuple[str, int]  # a path and a line
 NUMBERED = re.compile("[0-9a-f]{40}-[0-9]+")  # the external id of a twin
@@ -97,14 +101,12 @@ class Twin(Struct):
 
 Stored = defaultdict[str, list[Twin]]
 Spot = tuple[str, int, int]  # a path, a line and a column
-Group = dict[Spot, list[heart.NewTask]]  # the reports of one identity, by their places
+Group = dict[Spot, list[NewTask]]  # the reports of one identity, by their places
 Claim = tuple[Spot, str]  # a place of a report, and its identity
 OWN, NUMBER_OF, KEPT = "tasks.external_id", "tasks.twin_of", "former_ids.external_id"
 
 
-def add_twins(
-    connection: heart.Connection, by: heart.Submitting, stored: Stored, identities: Iterable[str], column: str
-) -> None:
+def add_twins(connection: Connection, by: Submitting, stored: Stored, identities: Iterable[str], column: str) -> None:
     """Select the stored twins with one of some identities in a column, and add them to `stored`."""
     if not (asked := sorted(identities)):
         return
@@ -127,7 +129,7 @@ def add_twins(
         stored[first].append(Twin(external_id, title, place, bool(is_reported), branch, last_run_id))
 
 
-def numbering(reports: Sequence[heart.NewTask]) -> Callable[[heart.Connection, heart.Submitting, Any], None]:
+def numbering(reports: Sequence[NewTask]) -> Callable[[Connection, Submitting, Any], None]:
     """Return a function that sets the external ids of reports in the submission's transaction.
 
     It may run again after a rollback, and so begins with the identities.
@@ -137,9 +139,9 @@ def numbering(reports: Sequence[heart.NewTask]) -> Callable[[heart.Connection, h
 
 
 def number_reports(
-    connection: heart.Connection,
-    by: heart.Submitting,
-    reports: Iterable[heart.NewTask],
+    connection: Connection,
+    by: Submitting,
+    reports: Iterable[NewTask],
     former: Mapping[str, Sequence[str]],
 ) -> None:
     """Set the external ids of reports by their identities and places; reports at one place are one finding.

@@ -12,10 +12,20 @@ import msgspec
 from msgspec import Struct
 
 import findings_features.exports as exports
-import findings_service as heart
-from findings_adapters.marks import cut_bytes
 from findings_adapters.sarif.identities import OURS
 from findings_adapters.sarif.reading import DRIVE, RULE_TEXT, SCHEME, VERSION, whole
+from findings_features.labels import cut_bytes
+from findings_service import (
+    RANKS,
+    SEVERITIES,
+    Evidence,
+    StoredStep,
+    Task,
+    TaskReport,
+    __version__,
+    decoder,
+    truncate,
+)
 
 DRIVER = "Findings Task Service"
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
@@ -37,7 +47,7 @@ class Tools:
         self.parts: dict[str, int] = {}
         self.described = 0
 
-    def rule_of(self, task: heart.Task, extensions: Mapping[str, Any]) -> Written:
+    def rule_of(self, task: Task, extensions: Mapping[str, Any]) -> Written:
         """Return the rule of a task: its own or its scanner's, else one that has the name of its project type."""
         tool = word_in(extensions, "tool") if task.rule else None
         rule_id = task.rule or task.project_type
@@ -52,12 +62,12 @@ class Tools:
                 part = {"name": tool, "index": self.parts.setdefault(tool, len(self.parts))}
                 reference = {"rule": {"id": rule_id, "index": len(rules), "toolComponent": part}}
             rule = rules[rule_id] = Written(reference, descriptor)
-        rule.severity = max(rule.severity, heart.RANKS[task.severity])
+        rule.severity = max(rule.severity, RANKS[task.severity])
         return rule
 
     def tool(self) -> dict[str, Any]:
         """Return the tool of the run that was written."""
-        driver = {"name": DRIVER, "version": heart.__version__, "rules": rules_of(self.rules[None])}
+        driver = {"name": DRIVER, "version": __version__, "rules": rules_of(self.rules[None])}
         parts = [{"name": name, "rules": rules_of(self.rules[name])} for name in self.parts]
         return {"driver": driver, "extensions": parts}
 
@@ -77,12 +87,12 @@ def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
 RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
 
 
-def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
+def descriptor_of(rule_id: str, task: Task) -> dict[str, Any]:
     """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
     full = cut_bytes(task.description or task.title, RULE_TEXT)
-    steps = heart.decoder(list[heart.StoredStep]).decode(cast(Any, task.remediation))  # still as it is stored
+    steps = decoder(list[StoredStep]).decode(cast(Any, task.remediation))  # still as it is stored
     help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
-    texts = {"shortDescription": task.title, "fullDescription": heart.truncate(full, RULE_WORDS), "help": help_text}
+    texts = {"shortDescription": task.title, "fullDescription": truncate(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
     described = {name: {"text": text} for name, text in texts.items()}
     return {"id": rule_id, **described, **link, "properties": {"tags": task.tags}}
@@ -92,7 +102,7 @@ def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
     """Return the rules of one part of the tool, each as severe as its worst result."""
     described = []
     for rule in rules.values():
-        severity = heart.SEVERITIES[-rule.severity]
+        severity = SEVERITIES[-rule.severity]
         properties = {**rule.descriptor.get("properties", {}), **score_of(severity)}
         level = {"level": LEVELS[severity]}
         described.append({**rule.descriptor, "defaultConfiguration": level, "properties": properties})
@@ -122,7 +132,7 @@ LOCATION = re.compile(
 )
 
 
-def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable[heart.Evidence]) -> Where:
+def where_of(task: Task, extensions: Mapping[str, Any], evidence: Iterable[Evidence]) -> Where:
     """Return where a task is: code scanning wants to know of each.
 
     Of a location a column is passed over: the code of a result is whole lines.
@@ -155,9 +165,9 @@ def uri_of(path: str) -> str:
     return f"file://{quoted}" if path.startswith("/") else quoted
 
 
-def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
+def location_of(task: Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the location of a task: the first line where none is known."""
-    evidence = heart.decoder(list[heart.Evidence]).decode(cast(Any, task.evidence))
+    evidence = decoder(list[Evidence]).decode(cast(Any, task.evidence))
     path, line, end_line = where_of(task, extensions, evidence)
     region: dict[str, Any] = {"startLine": line or 1}
     if line and end_line and end_line >= line:
@@ -169,14 +179,14 @@ def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, An
 
 
 # The names of what is submitted of a task, and its fields; what it is known by is a fingerprint.
-SUBMITTED = dict(zip(heart.TaskReport.__struct_encode_fields__, heart.TaskReport.__struct_fields__, strict=True))
+SUBMITTED = dict(zip(TaskReport.__struct_encode_fields__, TaskReport.__struct_fields__, strict=True))
 del SUBMITTED["externalId"], SUBMITTED["formerExternalIds"]
 
 
 def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
     """Return a task as a result, with its own fields, so that it can be read back as it is."""
     task = item.task
-    assert isinstance(task, heart.Task)  # noqa: S101 - what `whole` asks for
+    assert isinstance(task, Task)  # noqa: S101 - what `whole` asks for
     extensions = msgspec.json.decode(task.extensions)
     identity = hashlib.sha256((task.external_id or task.id).encode()).hexdigest()
     result = {

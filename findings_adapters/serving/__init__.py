@@ -7,11 +7,11 @@ a thread. `rsgi.py` is about requests, `commits.py` about writes, `processes.py`
 
 from __future__ import annotations
 
-import findings_service as heart
+from findings_service import REGISTRY
 
 
 def register() -> None:
     """Serve instead of the module itself."""
     from findings_adapters.serving import processes
 
-    heart.REGISTRY.serve = processes.serve
+    REGISTRY.serve = processes.serve

@@ -14,7 +14,23 @@ from typing import Any
 
 from msgspec import Struct
 
-import findings_service as heart
+from findings_service import (
+    Busy,
+    Connection,
+    Database,
+    Listeners,
+    PendingWrite,
+    Response,
+    StorageFull,
+    as_service_error,
+    idle_slices,
+    is_busy,
+    known_error,
+    log,
+    problem_response,
+    timestamp,
+    write_unlocked,
+)
 
 LAST_WORDS = 0.5  # seconds that there are to say why a process ends
 
@@ -30,7 +46,7 @@ def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
             work()
         except BaseException:
             threading.Timer(LAST_WORDS, os._exit, (1,)).start()  # perhaps nobody reads them
-            heart.write_unlocked(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
+            write_unlocked(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
             os._exit(1)
 
     return threading.Thread(target=guarded, name=name, daemon=True)
@@ -39,8 +55,8 @@ def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
 class Write(Struct, eq=False):
     """A write that waits for its transaction."""
 
-    pending: heart.PendingWrite
-    future: asyncio.Future[heart.Answer]
+    pending: PendingWrite
+    future: asyncio.Future[Response]
     answer: Any = None
 
 
@@ -50,7 +66,7 @@ WARNED_FOR = 86_400.0  # seconds between two warnings that a client's runs are n
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 
 
-def maintenance_steps(database: heart.Database) -> Iterator[float]:
+def maintenance_steps(database: Database) -> Iterator[float]:
     """Do the maintenance for ever, one step at a time; each gives the seconds until the next.
 
     The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
@@ -67,7 +83,7 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
     def refuse(client_id: str) -> None:
         if time.monotonic() >= warned.get(client_id, 0.0):
             warned[client_id] = time.monotonic() + WARNED_FOR
-            heart.log.warning(
+            log.warning(
                 "FINDINGS_KEEP would remove more than half of the finished runs of client %r, so none are removed. If"
                 " the system clock is right, run: findings-service prune --finished-before %.0fs --yes",
                 client_id,
@@ -80,13 +96,13 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
             database.write_uses(patience)
             is_ours = database.owns_maintenance()
             if is_ours or not database.threads:
-                for _ in heart.idle_slices(database, settings.run_timeout, patience):
+                for _ in idle_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
             database.run_maintenance()
             if not database.trusts_clock():
                 old = None
             elif settings.keep and is_ours and time.monotonic() >= next_search:
-                old = old or deletion.prune_slices(database, heart.timestamp(ago=settings.keep), patience, refuse)
+                old = old or deletion.prune_slices(database, timestamp(ago=settings.keep), patience, refuse)
             while old and time.monotonic() < again:
                 if next(old, None) is None:
                     old, next_search = None, time.monotonic() + FORGETTING
@@ -94,9 +110,9 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
         except GeneratorExit:
             raise
         except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
-            if heart.known_error(error) is None:
-                heart.log.error("the maintenance failed", exc_info=error)
-            if not heart.is_busy(error):
+            if known_error(error) is None:
+                log.error("the maintenance failed", exc_info=error)
+            if not is_busy(error):
                 next_search = time.monotonic() + FORGETTING
             old = None
         yield max(0.0, again - time.monotonic())
@@ -105,13 +121,13 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
 TRANSACTION_ENDED = "writing failed, or the disk is full"
 
 
-def apply_in_group(pending: heart.PendingWrite, connection: heart.Connection) -> heart.Answer:
+def apply_in_group(pending: PendingWrite, connection: Connection) -> Response:
     """Store a write wholly, or not at all, in the transaction of its group.
 
-    :raises heart.StorageFull: when there is no transaction any more.
+    :raises StorageFull: when there is no transaction any more.
     """
     if not connection.in_transaction:  # or the savepoint would be one
-        raise heart.StorageFull(TRANSACTION_ENDED)
+        raise StorageFull(TRANSACTION_ENDED)
     connection.execute("SAVEPOINT request")
     before = connection.counted.copy()
     try:
@@ -139,7 +155,7 @@ class CommitScheduler:
     meanwhile.
     """
 
-    def __init__(self, database: heart.Database, listeners: heart.Listeners) -> None:
+    def __init__(self, database: Database, listeners: Listeners) -> None:
         self.database, self._listeners = database, listeners
         self._waiting: deque[Write] = deque()
         self._maintenance = maintenance_steps(database)
@@ -159,7 +175,7 @@ class CommitScheduler:
         self._bell.set()
         self._thread.join()
 
-    async def commit(self, pending: heart.PendingWrite) -> heart.Answer:
+    async def commit(self, pending: PendingWrite) -> Response:
         """Return the answer to a write once it is durable or refused, which it is after `busy_timeout` in the queue."""
         loop = asyncio.get_running_loop()
         write = Write(pending, loop.create_future())
@@ -170,7 +186,7 @@ class CommitScheduler:
         if not answered:
             with suppress(ValueError):  # the writer thread may take it at the same time
                 self._waiting.remove(write)
-                return heart.problem_answer(heart.Busy("Other requests, or another process, write for too long"))
+                return problem_response(Busy("Other requests, or another process, write for too long"))
         return await write.future
 
     def _work(self) -> None:
@@ -193,24 +209,24 @@ class CommitScheduler:
                 with suppress(IndexError):  # those in the queue may expire
                     while connection.in_transaction and time.monotonic() < end:
                         group.append(write := self._waiting.popleft())
-                        write.answer = write.pending.call.attempt(apply_in_group, write.pending, connection)
+                        write.answer = write.pending.request.attempt(apply_in_group, write.pending, connection)
                 if not connection.in_transaction:
-                    raise heart.StorageFull(TRANSACTION_ENDED)
+                    raise StorageFull(TRANSACTION_ENDED)
                 committing = time.monotonic()
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
-            if not group and (self._stopping or not heart.is_busy(error)):  # else each of them expires by itself
+            if not group and (self._stopping or not is_busy(error)):  # else each of them expires by itself
                 with suppress(IndexError):
                     while True:
                         group.append(self._waiting.popleft())
             for write in group:
-                write.answer = heart.problem_answer(heart.as_service_error(error, write.pending.call.environ))
+                write.answer = problem_response(as_service_error(error, write.pending.request.environ))
         else:
             try:
                 for listener in self._listeners.committed:
                     listener(len(group))
             except BaseException as error:  # what they do with that is no reason to leave anybody waiting
-                heart.log.error("counting a group failed", exc_info=error)
+                log.error("counting a group failed", exc_info=error)
         if group:
             self._settle(group)
 

@@ -22,8 +22,27 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NoReturn
 
-import findings_service as heart
 from findings_adapters.serving import commits, rsgi
+from findings_service import (
+    ENGINE_ERRORS,
+    KIB,
+    REGISTRY,
+    STOPPING,
+    ConfigurationError,
+    DatabaseUnusable,
+    Service,
+    Settings,
+    accompanied,
+    exposure_warning,
+    greet,
+    load_module,
+    log,
+    reachable,
+    start_service,
+    timestamp,
+    url_of,
+    write_unlocked,
+)
 
 Greeting = Callable[[], object]  # what says that the service answers
 WAITING_LINES = 10_000  # of the access log
@@ -61,17 +80,17 @@ class LineWriter(logging.Handler):
 
     def _work(self) -> None:
         for line in iter(self._lines.get, None):
-            heart.write_unlocked(line)
+            write_unlocked(line)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                heart.write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
+                write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
 
 
 def as_json(text: str) -> str:
     """Return a message as a line of the log in JSON. A line of the access log already is one."""
     if text.startswith('{"time":'):
         return text
-    return json.dumps({"time": heart.timestamp(), "message": text.strip()}, separators=(",", ":"))
+    return json.dumps({"time": timestamp(), "message": text.strip()}, separators=(",", ":"))
 
 
 class JSONLines(logging.Formatter):
@@ -85,7 +104,7 @@ class JSONLines(logging.Formatter):
 def announce(host: str, port: int, greeting: Greeting, ended: threading.Event) -> None:
     """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
     while not ended.wait(0.01):
-        with suppress(OSError, HTTPException, heart.DatabaseUnusable, *heart.ENGINE_ERRORS):
+        with suppress(OSError, HTTPException, DatabaseUnusable, *ENGINE_ERRORS):
             with closing(HTTPConnection(host, port, timeout=1.0)) as asking:
                 asking.request("GET", "/healthz")
                 status = asking.getresponse().status
@@ -117,7 +136,7 @@ def pipe_of_signals() -> tuple[int, int]:
     listened, written = os.pipe()
     os.set_blocking(written, False)
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-    for name in heart.STOPPING:
+    for name in STOPPING:
         signal.signal(name, lambda *_: None)
     return listened, written
 
@@ -143,7 +162,7 @@ async def limit_sending(port: int) -> None:
 
 LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
-READ_AHEAD = 128 * heart.KIB  # bytes of a connection that wait to be taken, and of the longest head there may be
+READ_AHEAD = 128 * KIB  # bytes of a connection that wait to be taken, and of the longest head there may be
 
 
 async def serve_until_stopped(
@@ -188,12 +207,12 @@ async def serve_until_stopped(
         loop.add_reader(pipe, stop)
     ended = threading.Event()
     if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
-        saying = (heart.reachable(host), port, greeting, ended)
+        saying = (reachable(host), port, greeting, ended)
         threading.Thread(target=announce, args=saying, name="findings-greeting", daemon=True).start()
     with suppress(asyncio.CancelledError):
         await serving
     limiting.cancel()
-    for name in heart.STOPPING:  # no further one is to end what is ending
+    for name in STOPPING:  # no further one is to end what is ending
         signal.signal(name, signal.SIG_IGN)
     app.close()
     ended.set()
@@ -208,7 +227,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def run_worker(service: heart.Service, host: str, port: int, greeting: Greeting | None, *parent: int) -> None:
+def run_worker(service: Service, host: str, port: int, greeting: Greeting | None, *parent: int) -> None:
     """Serve with this process."""
     service.database.run_maintenance()  # with which what is there now is open, before something else may take its place
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
@@ -217,11 +236,11 @@ def run_worker(service: heart.Service, host: str, port: int, greeting: Greeting 
     gc.set_threshold(10_000, 10, 10)
     lines = LineWriter()
     service.listeners.write_line = lines.put
-    heart.log.addHandler(lines)
-    with heart.accompanied(service), asyncio.Runner(loop_factory=new_event_loop) as runner:
+    log.addHandler(lines)
+    with accompanied(service), asyncio.Runner(loop_factory=new_event_loop) as runner:
         app = rsgi.RSGIApp(service)
         runner.run(serve_until_stopped(app, host, port, greeting, *parent))
-    heart.log.removeHandler(lines)
+    log.removeHandler(lines)
     lines.finish()
 
 
@@ -231,7 +250,7 @@ def ask_to_stop(written: int) -> None:
         os.write(written, b"\0")
 
 
-def run_workers(service: heart.Service, host: str, port: int, greeting: Greeting, count: int) -> None:
+def run_workers(service: Service, host: str, port: int, greeting: Greeting, count: int) -> None:
     """Serve with several processes on one port, which this one begins and waits for.
 
     :raises ChildProcessError: when one of them died by itself; then all stop.
@@ -247,7 +266,7 @@ def run_workers(service: heart.Service, host: str, port: int, greeting: Greeting
                 run_worker(service, host, port, None if number else greeting, listened)
             status = 0
         except Exception as error:
-            heart.log.error("a worker failed", exc_info=error)
+            log.error("a worker failed", exc_info=error)
         finally:  # what the first process does in the end is not to be done twice
             os._exit(status)
 
@@ -291,24 +310,24 @@ def leave() -> NoReturn:
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
-def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
+def serve(settings: Settings, host: str, port: int, workers: int) -> None:
     """Serve until one of the signals that end a service, and end the process.
 
     :raises ConfigurationError: for a setting of a part that is absent.
     :raises ChildProcessError: when one of several workers died by itself.
     """
-    if settings.keep and (absent := heart.load_part("findings_features/deletion.py")):
-        raise heart.ConfigurationError(f"FINDINGS_KEEP needs {absent}, which is not there")
+    if settings.keep and (missing := load_module("findings_features.deletion")):
+        raise ConfigurationError(f"FINDINGS_KEEP needs {missing}")
     if settings.log == "json" and logging.lastResort:
-        heart.REGISTRY.log_form = as_json
+        REGISTRY.log_form = as_json
         logging.lastResort.setFormatter(JSONLines())
     os.environ.pop(METRICS_FOLDER, None)  # which another start had
     with ExitStack() as held:
         if settings.metrics and workers > 1:  # a new one, because figures begin at zero with each start
             folder = tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True)
             os.environ[METRICS_FOLDER] = held.enter_context(folder)
-        service = heart.start_service(settings)
-        greeting = partial(heart.greet, service, heart.exposure_warning(host), heart.url_of(host, port))
+        service = start_service(settings)
+        greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
         held.enter_context(closing(service.database))  # last of all: who closes last folds the WAL into the file
         if workers == 1:
             run_worker(service, host, port, greeting)

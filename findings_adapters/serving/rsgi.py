@@ -21,8 +21,26 @@ from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import findings_service as heart
 from findings_adapters.serving import commits
+from findings_service import (
+    ANONYMOUS,
+    DOCUMENT_PIECE,
+    HEALTH_TIME,
+    KIB,
+    REGISTRY,
+    USER,
+    ApiRequest,
+    Body,
+    Busy,
+    HandlerResult,
+    LongPoll,
+    PendingWrite,
+    Response,
+    Service,
+    StreamedBody,
+    ThreadJob,
+    problem_response,
+)
 
 
 class BodyBudget:
@@ -45,7 +63,7 @@ class BodyBudget:
             held += size
             self._held[client_id] += size
             if self._held.total() > self._size or self._held[client_id] > self._size // 2:
-                raise heart.Busy("Other large bodies are on their way")
+                raise Busy("Other large bodies are on their way")
 
         try:
             yield hold
@@ -72,13 +90,13 @@ def environ_of(scope: Any) -> dict[str, Any]:
             name = name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
             environ[name] = ",".join(scope.headers.get_all(header))
         elif header == "findings_user":
-            environ[heart.USER] = ""
+            environ[USER] = ""
     environ.pop("HTTP_HOST", None)
     return environ
 
 
-SMALL_BODY = 16 * heart.KIB  # bytes of a body that is parsed on the event loop, and counts in no budget
-DRAINED = 256 * 1024 * heart.KIB  # bytes of a refused body that are read and dropped
+SMALL_BODY = 16 * KIB  # bytes of a body that is parsed on the event loop, and counts in no budget
+DRAINED = 256 * 1024 * KIB  # bytes of a refused body that are read and dropped
 DRAINING, DRAINING_UNKNOWN = 5.0, 0.2  # seconds for that, with a good key and without
 
 
@@ -106,7 +124,7 @@ class IncomingBody:
                 while left > 0 and (chunk := await anext(self._chunks)):
                     left -= len(chunk)
 
-    async def receive(self, limit: int, hold: Callable[[int], object]) -> heart.Body:
+    async def receive(self, limit: int, hold: Callable[[int], object]) -> Body:
         """Read the body, and stop where it has more bytes than it may.
 
         :param hold: is told of more bytes. :raises Busy: when it does so.
@@ -118,15 +136,15 @@ class IncomingBody:
                 while body.tell() != self._length and (chunk := await anext(self._chunks)):
                     body.write(chunk)
                     if body.tell() > limit:
-                        return heart.Body(too_large=True)
+                        return Body(too_large=True)
                     if not 0 <= self._length <= SMALL_BODY:
                         hold(len(chunk))
-        except heart.Busy:
+        except Busy:
             raise
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             whole = False
         self.rest_comes = False
-        return heart.Body(body.getvalue(), whole)
+        return Body(body.getvalue(), whole)
 
 
 Result = TypeVar("Result")
@@ -147,9 +165,9 @@ class Threads:
         self._share, self._patience = share, patience
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    async def run(self, call: heart.Call, work: Callable[[], Result]) -> Result:
+    async def run(self, request: ApiRequest, work: Callable[[], Result]) -> Result:
         """Return what `work` returns in a thread. :raises Busy: when none was free in time."""
-        client = call.principal.client_id or call.environ.get("HTTP_AUTHORIZATION", "")
+        client = request.principal.client_id or request.environ.get("HTTP_AUTHORIZATION", "")
         share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
         async with AsyncExitStack() as held:
             try:
@@ -157,7 +175,7 @@ class Threads:
                     for each in (share, self._free):
                         await held.enter_async_context(each)
             except TimeoutError:
-                raise heart.Busy(OTHERS_WAIT) from None
+                raise Busy(OTHERS_WAIT) from None
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def stop(self) -> None:
@@ -178,7 +196,7 @@ PATIENCE = {"send": 5.0}  # seconds that others may wait for those who wait for 
 
 # Of glibc (mallopt(3)): how many arenas threads share (M_ARENA_MAX), and the bytes from which on freed memory goes back
 # to the system (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). By default each thread keeps the most that it ever needed.
-ALLOCATION = ((-8, 2), (-3, 1024 * heart.KIB), (-1, 8192 * heart.KIB))
+ALLOCATION = ((-8, 2), (-3, 1024 * KIB), (-1, 8192 * KIB))
 
 
 class RSGIApp:
@@ -188,7 +206,7 @@ class RSGIApp:
     commit scheduler and some threads do. Where a database has many connections at once, each request has a thread.
     """
 
-    def __init__(self, service: heart.Service) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         settings, database = service.settings, service.database
         if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
@@ -199,7 +217,7 @@ class RSGIApp:
         if count := database.threads:
             share = math.ceil(SHARE_OF_CLIENT * count)
             self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
-        limits = (settings.max_body, *(form.limit(settings) for form in heart.REGISTRY.submission_formats.values()))
+        limits = (settings.max_body, *(form.limit(settings) for form in REGISTRY.submission_formats.values()))
         self._stopping = asyncio.Event()
         self._held = 0
         self._budget = BodyBudget(BODIES_HELD * max(limits))
@@ -219,22 +237,22 @@ class RSGIApp:
         """Answer one request."""
         with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
             began = time.perf_counter()
-            call = heart.Call(self._service, environ_of(scope), scope.path)
+            request = ApiRequest(self._service, environ_of(scope), scope.path)
             body = IncomingBody(scope, protocol, self._service.settings.body_timeout)
             try:
-                answer = await self._answer(call, body)
-                if isinstance(answer, heart.Held):
-                    answer = await self._hold(call, answer, protocol)
-            except heart.Busy as busy:
-                answer = heart.problem_answer(busy)
+                answer = await self._answer(request, body)
+                if isinstance(answer, LongPoll):
+                    answer = await self._hold(request, answer, protocol)
+            except Busy as busy:
+                answer = problem_response(busy)
             if scope.method == "HEAD":  # which gets no body (RFC 9110, 9.3.2)
                 length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
                 if answer.document:
                     answer.document.close()
-                answer = heart.Answer(answer.status, {**length, **answer.headers})
+                answer = Response(answer.status, {**length, **answer.headers})
             size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
             for listener in self._service.listeners.answered:
-                listener(call, answer.status, size, time.perf_counter() - began)
+                listener(request, answer.status, size, time.perf_counter() - began)
             if scope.method == "HEAD":
                 protocol.response_empty(answer.status, [*answer.headers.items()])
             elif answer.document is None:  # granian counts the body itself
@@ -243,9 +261,9 @@ class RSGIApp:
                     headers.append(("Connection", "close"))
                 protocol.response_bytes(answer.status, headers, answer.body)
             if body.rest_comes:
-                await body.drain(DRAINING_UNKNOWN if call.principal is heart.NOBODY else DRAINING)
+                await body.drain(DRAINING_UNKNOWN if request.principal is ANONYMOUS else DRAINING)
 
-    async def _send_document(self, answer: heart.Answer, protocol: Any) -> int:
+    async def _send_document(self, answer: Response, protocol: Any) -> int:
         """Send a document as its client takes it, and return how many bytes went out. Others come between.
 
         granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
@@ -254,7 +272,7 @@ class RSGIApp:
         loop, size = asyncio.get_running_loop(), 0
         listened, written = os.pipe()
         with suppress(OSError, AttributeError):  # of a user with so many pipes that new ones are small; of macOS
-            fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, heart.DOCUMENT_PIECE)  # where pages are large, a pipe holds more
+            fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, DOCUMENT_PIECE)  # where pages are large, a pipe holds more
         transport, pipe = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
         )
@@ -262,7 +280,7 @@ class RSGIApp:
         writer = asyncio.StreamWriter(transport, pipe, None, loop)
         protocol.response_file(answer.status, [*answer.headers.items()], f"/dev/fd/{listened}")
         try:
-            with closing(typing.cast(heart.Document, answer.document)) as document:
+            with closing(typing.cast(StreamedBody, answer.document)) as document:
                 for piece in document:
                     writer.write(piece)
                     await asyncio.wait_for(writer.drain(), UNTAKEN if listened < 0 else UNOPENED)
@@ -278,53 +296,53 @@ class RSGIApp:
                 os.close(listened)
         return size
 
-    async def _answer(self, call: heart.Call, body: IncomingBody) -> heart.Answer:
+    async def _answer(self, request: ApiRequest, body: IncomingBody) -> Response:
         """Take a request through its steps. What is not soon done goes to a thread, and what writes to who commits."""
-        if call.own_path == "/healthz":  # which asks how the database is: that may have to be waited for
-            probing = self._threads["probe"].run(call, partial(call.respond, lambda _: heart.Body()))
+        if request.own_path == "/healthz":  # which asks how the database is: that may have to be waited for
+            probing = self._threads["probe"].run(request, partial(request.respond, lambda _: Body()))
             try:
-                return await asyncio.wait_for(probing, heart.HEALTH_TIME)
+                return await asyncio.wait_for(probing, HEALTH_TIME)
             except TimeoutError:
-                raise heart.Busy(OTHERS_WAIT) from None
-        given = await self._take(call, partial(call.begin, None if body.rest_comes else heart.Body()))
+                raise Busy(OTHERS_WAIT) from None
+        given = await self._take(request, partial(request.begin, None if body.rest_comes else Body()))
         if given is not None:
-            return await self._finish(call, given)
-        with self._budget.holding(call.client_id) as hold:  # until it is stored, because its tasks are as large
-            arrived = await body.receive(call.limit, hold)
+            return await self._finish(request, given)
+        with self._budget.holding(request.client_id) as hold:  # until it is stored, because its tasks are as large
+            arrived = await body.receive(request.limit, hold)
             threads = self._threads["check"] if len(arrived.text) > SMALL_BODY else None
-            return await self._finish(call, await self._take(call, partial(call.judge, arrived), threads))
+            return await self._finish(request, await self._take(request, partial(request.judge, arrived), threads))
 
     async def _take(
-        self, call: heart.Call, step: Callable[[], heart.Outcome | None], threads: Threads | None = None
+        self, request: ApiRequest, step: Callable[[], HandlerResult | None], threads: Threads | None = None
     ) -> Any:
         """Take a request a step on, here or in a thread; or where each request has a thread, to its end there."""
 
-        def to_the_end() -> heart.Answer | None:
+        def to_the_end() -> Response | None:
             given = step()
-            return None if given is None else call.finish(given)
+            return None if given is None else request.finish(given)
 
         if all_steps := self._threads.get("request"):
-            return await all_steps.run(call, to_the_end)
-        return await threads.run(call, step) if threads else step()
+            return await all_steps.run(request, to_the_end)
+        return await threads.run(request, step) if threads else step()
 
-    async def _finish(self, call: heart.Call, given: heart.Outcome) -> heart.Answer:
+    async def _finish(self, request: ApiRequest, given: HandlerResult) -> Response:
         """Have done what is left to do: what takes long in a thread, what writes by the scheduler."""
-        while isinstance(given, heart.Deferred):
-            given = await self._threads[given.pool].run(call, partial(call.attempt, given.work))
-        return await self._scheduler.commit(given) if isinstance(given, heart.PendingWrite) else given
+        while isinstance(given, ThreadJob):
+            given = await self._threads[given.pool].run(request, partial(request.attempt, given.work))
+        return await self._scheduler.commit(given) if isinstance(given, PendingWrite) else given
 
-    async def _hold(self, call: heart.Call, answer: heart.Answer, protocol: Any) -> heart.Answer:
+    async def _hold(self, request: ApiRequest, answer: Response, protocol: Any) -> Response:
         """Ask again until there is something to tell, the time is over, or the client has gone, or the service goes."""
         if self._held == MOST_HELD:
             return answer
         self._held += 1
         ends = [asyncio.ensure_future(each) for each in (self._stopping.wait(), protocol.client_disconnect())]
         try:
-            while isinstance(answer, heart.Held) and not any(each.done() for each in ends):
+            while isinstance(answer, LongPoll) and not any(each.done() for each in ends):
                 if (left := answer.until - time.monotonic()) <= 0:
                     break
                 await asyncio.wait(ends, timeout=min(left, LOOK_AGAIN), return_when=asyncio.FIRST_COMPLETED)
-                answer = await self._take(call, partial(call.attempt, answer.again))
+                answer = await self._take(request, partial(request.attempt, answer.again))
         finally:
             self._held -= 1
             for each in ends:

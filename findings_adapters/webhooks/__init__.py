@@ -8,12 +8,13 @@ delivers and when, `messages.py` about what is told, and `sending.py` about one 
 
 from __future__ import annotations
 
-import findings_service as heart
+from findings_service import HTTP_URL, PATTERNS, REGISTRY
 
 
 def register() -> None:
     """Have hooks kept, and delivered to beside a server."""
     from findings_adapters.webhooks import delivery, hooks
 
-    heart.REGISTRY.add_operations(*hooks.OPERATIONS)
-    heart.REGISTRY.companions.append(delivery.Deliverer)
+    PATTERNS[hooks.HOOK_URL] = f"{PATTERNS[HTTP_URL]} and without a user or password in it"
+    REGISTRY.add_operations(*hooks.OPERATIONS)
+    REGISTRY.companions.append(delivery.Deliverer)

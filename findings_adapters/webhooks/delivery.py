@@ -17,9 +17,17 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Self
 
-import findings_service as heart
 from findings_adapters.webhooks import hooks, messages, sending
 from findings_features.events import select_events
+from findings_service import (
+    Connection,
+    Missing,
+    Service,
+    known_error,
+    log,
+    select_revision,
+    timestamp,
+)
 
 LOOK_PAUSE = 1.0  # seconds between two looks whether there is anything to deliver
 LEASE = 20.0  # seconds; whoever has something to deliver asks for it, or renews it, each third of them
@@ -47,7 +55,7 @@ TAKE_LEASE = """INSERT INTO delivery_lease (id, holder, expires_at) VALUES (1, ?
 MAY_BE_DUE = "state = 'on' AND (next_attempt_at IS NULL OR next_attempt_at NOT BETWEEN ? AND ?)"
 
 
-def move_on(connection: heart.Connection, hook: hooks.Hook, end: int, delivered_at: str | None = None) -> None:
+def move_on(connection: Connection, hook: hooks.Hook, end: int, delivered_at: str | None = None) -> None:
     """Have a hook be done with the history up to an entry, unless somebody has moved it meanwhile."""
     connection.execute(
         """UPDATE webhooks SET history_seq = ?, attempts = 0, next_attempt_at = NULL, last_error = NULL,
@@ -57,11 +65,11 @@ def move_on(connection: heart.Connection, hook: hooks.Hook, end: int, delivered_
     )
 
 
-def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outcome: sending.Outcome) -> None:
+def note_failure(connection: Connection, hook: hooks.Hook, seq: int, outcome: sending.Outcome) -> None:
     """Note that an event was not delivered: a hook stands right before it, to try again later, or is off."""
     attempts = hook.attempts + 1 if seq == hook.history_seq + 1 else 1  # else those were of another, which is gone
     is_over = outcome.status == GONE or attempts > len(RETRY_PAUSES)
-    later = None if is_over else heart.timestamp(ago=-max(RETRY_PAUSES[attempts - 1], outcome.asked))
+    later = None if is_over else timestamp(ago=-max(RETRY_PAUSES[attempts - 1], outcome.asked))
     state = "off" if is_over else "on"
     changed = connection.execute(
         """UPDATE webhooks SET history_seq = ?, attempts = ?, next_attempt_at = ?, last_error = ?, state = ?
@@ -70,7 +78,7 @@ def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outco
     )
     if is_over and changed.rowcount:
         client_id, hook_id = hook.key
-        heart.log.warning("webhook %s of client %s is off: %s", hook_id, client_id, outcome.error)
+        log.warning("webhook %s of client %s is off: %s", hook_id, client_id, outcome.error)
 
 
 # Delivering
@@ -79,7 +87,7 @@ def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outco
 class Deliverer:
     """What delivers for a process that serves, while it has the lease: `with Deliverer(service): …`."""
 
-    def __init__(self, service: heart.Service) -> None:
+    def __init__(self, service: Service) -> None:
         self._service, self._database = service, service.database
         self._holder = secrets.token_hex(16)
         self._leased_until = self._ask_at = 0.0  # as time.monotonic has it
@@ -119,14 +127,14 @@ class Deliverer:
 
     def _tell(self, error: Exception) -> None:
         """Log what is no error of the database's: those pass, or are told of elsewhere."""
-        if heart.known_error(error) is None:
-            heart.log.error("delivering to webhooks failed", exc_info=error)
+        if known_error(error) is None:
+            log.error("delivering to webhooks failed", exc_info=error)
 
     def look(self) -> Iterable[Future[None]]:
         """Have delivered what is due, where it is this process that does. Return what is under way."""
         self._under_way = {key: each for key, each in self._under_way.items() if not each.done()}
         with self._database.reading() as connection:
-            now, latest = heart.timestamp(), heart.timestamp(ago=-RETRY_PAUSES[-1])
+            now, latest = timestamp(), timestamp(ago=-RETRY_PAUSES[-1])
             waiting = hooks.select_hooks(connection, MAY_BE_DUE, now, latest)
         news = (hook.key for hook in waiting if hook.newest > self._looked_to(hook))
         due = [key for key in news if key not in self._under_way]
@@ -142,7 +150,7 @@ class Deliverer:
         """Tell whether this process may deliver."""
         now = time.monotonic()
         if now >= self._ask_at:
-            times = (heart.timestamp(ago=-LEASE), heart.timestamp(), heart.timestamp(ago=-2 * LEASE))
+            times = (timestamp(ago=-LEASE), timestamp(), timestamp(ago=-2 * LEASE))
             with self._database.transaction(patience=LOCK_PATIENCE) as connection:
                 taken = connection.execute(TAKE_LEASE, (self._holder, *times)).rowcount
                 self._leased_until = now + LEASE if taken == 1 else 0.0
@@ -180,12 +188,12 @@ class Deliverer:
             body, private = messages.body_of(told, hook.shown.format), self._service.settings.webhook_private
             outcome = sending.send(hook.shown.url, hook.secret, told.id, body, private=private)
         except Exception as error:
-            if heart.known_error(error):
+            if known_error(error):
                 raise
             self._tell(error)
             outcome = sending.Outcome(error="failed here")
         if outcome.error is None:
-            self._store(move_on, hook, seq, heart.timestamp())
+            self._store(move_on, hook, seq, timestamp())
         else:
             self._store(note_failure, hook, seq, outcome)
         return outcome.error is None
@@ -210,10 +218,10 @@ class Deliverer:
             return True
         with self._judging:
             with self._database.reading() as connection:
-                key = (client_id, told.run.id, heart.select_stamp(connection, client_id))
+                key = (client_id, told.run.id, select_revision(connection, client_id))
             try:
                 told.gate, told.new_findings = self._verdict(*key)
-            except heart.Missing:
+            except Missing:
                 return False
         return True
 
@@ -233,5 +241,5 @@ class Deliverer:
                     note(connection, *given)
                 return
             except Exception as error:
-                if heart.known_error(error) is None or self._stopping.wait(STORE_AGAIN):
+                if known_error(error) is None or self._stopping.wait(STORE_AGAIN):
                     raise

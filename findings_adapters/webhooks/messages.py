@@ -10,13 +10,22 @@ import regex
 from msgspec import UNSET, UnsetType
 
 import findings_features.gate as gate
-import findings_service as heart
 from findings_features.events import Event
+from findings_service import (
+    RANKS,
+    Connection,
+    GateQuery,
+    Severity,
+    TaskHead,
+    new_ids,
+    select_run_key,
+    timestamp,
+)
 
 WORST = 5  # new findings of a run that are told of
 
 
-class LinkedFinding(heart.TaskHead):
+class LinkedFinding(TaskHead):
     """A finding, with the link to it on the page where it is known how others reach that."""
 
     link: str | UnsetType = UNSET
@@ -43,26 +52,26 @@ def told_event(event: Event, base_url: str) -> ToldEvent:
 
 
 def select_verdict(
-    connection: heart.Connection, client_id: str, run_id: str, base_url: str
+    connection: Connection, client_id: str, run_id: str, base_url: str
 ) -> tuple[gate.Gate, list[LinkedFinding]]:
     """Return the gate of a finished run, and the worst of its new findings.
 
     :raises Missing: if the run was deleted meanwhile.
     """
-    run = heart.select_run_key(connection, client_id, run_id)
+    run = select_run_key(connection, client_id, run_id)
     baseline = gate.find_judged_baseline(connection, client_id, run)
     new = gate.select_offenders(connection, client_id, run, baseline.seq if baseline else 0, "info")[:WORST]
-    query = heart.GateQuery(baseline=baseline.id if baseline else None)
+    query = GateQuery(baseline=baseline.id if baseline else None)
     return gate.select_gate(connection, client_id, run, query), [
         LinkedFinding(**msgspec.structs.asdict(each), link=page_link(base_url, "findings", each.id)) for each in new
     ]
 
 
-def reaches(told: ToldEvent, severity: heart.Severity | None) -> bool:
+def reaches(told: ToldEvent, severity: Severity | None) -> bool:
     """Tell whether what is new in a run that has finished is as severe as a hook wants it; other events are."""
     if severity is None or told.new_findings is UNSET:
         return True
-    return any(heart.RANKS[each.severity] >= heart.RANKS[severity] for each in told.new_findings)
+    return any(RANKS[each.severity] >= RANKS[severity] for each in told.new_findings)
 
 
 # Slack
@@ -126,5 +135,5 @@ def test_message(hook_id: str, form: str) -> tuple[str, bytes]:
     if form == "slack":
         body: Any = {"text": "The Findings Task Service can post here."}
     else:
-        body = {"type": "webhook.test", "timestamp": heart.timestamp(), "data": {"id": hook_id}}
-    return heart.new_ids()[0], msgspec.json.encode(body)
+        body = {"type": "webhook.test", "timestamp": timestamp(), "data": {"id": hook_id}}
+    return new_ids()[0], msgspec.json.encode(body)

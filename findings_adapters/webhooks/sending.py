@@ -25,7 +25,11 @@ from urllib3 import Retry
 from urllib3.connection import HTTPConnection, HTTPSConnection, port_by_scheme
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, InvalidHeader, NewConnectionError
 
-import findings_service as heart
+from findings_service import (
+    JSON_TYPE,
+    PRINTABLE_IN_URL,
+    __version__,
+)
 
 ATTEMPT_TIME = 15.0  # seconds that an attempt has, from looking up the name to the head of the answer
 LOOKUP_TIME = 5.0  # seconds of these for the name
@@ -175,7 +179,7 @@ def connected(parts: SplitResult, addresses: Sequence[str], until: float) -> HTT
 def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[str, str], until: float) -> Outcome:
     """Post a body, and return what its answer says. Nothing behind the head of that is read."""
     parts = urlsplit(url)
-    target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=heart.PRINTABLE_IN_URL)
+    target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=PRINTABLE_IN_URL)
     host = f"[{parts.hostname}]" if ":" in host_of(parts) else host_of(parts)
     given = host if parts.port is None else f"{host}:{parts.port}"
     with closing(connected(parts, addresses, until)) as connection, cut_off(connection, until):
@@ -223,8 +227,8 @@ def send(url: str, secret: str, event_id: str, body: bytes, *, private: bool) ->
     """
     until = time.monotonic() + ATTEMPT_TIME
     headers = {
-        "Content-Type": heart.JSON_TYPE,
-        "User-Agent": f"findings-service/{heart.__version__}",
+        "Content-Type": JSON_TYPE,
+        "User-Agent": f"findings-service/{__version__}",
         **signed(secret, event_id, body, int(time.time())),
     }
     try:

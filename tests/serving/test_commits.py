@@ -61,17 +61,17 @@ class Group:
 
     def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
         """Return status and JSON of each answer."""
-        calls = [findings_service.Call(self.service, environ, environ["PATH_INFO"]) for environ in requests]
+        calls = [findings_service.ApiRequest(self.service, environ, environ["PATH_INFO"]) for environ in requests]
         given = [call.begin(findings_service.Body(call.environ["body"])) for call in calls]
         pairs = zip(calls, given, strict=True)
-        given = [call.finish(each) if isinstance(each, findings_service.Deferred) else each for call, each in pairs]
+        given = [call.finish(each) if isinstance(each, findings_service.ThreadJob) else each for call, each in pairs]
         writes = [commits.Write(each, None) for each in given if isinstance(each, findings_service.PendingWrite)]
         self.writes._waiting.extend(writes)
         self.writes._settle = lambda _: None
         while self.writes._waiting:
             self.writes._commit_group()
         stored = (write.answer for write in writes)
-        answers = [each if isinstance(each, findings_service.Answer) else next(stored) for each in given]
+        answers = [each if isinstance(each, findings_service.Response) else next(stored) for each in given]
         return [(each.status, json.loads(each.body) if each.body else None) for each in answers]
 
 
@@ -108,7 +108,7 @@ def test_a_write_that_waits_too_long_behind_another_is_busy_while_that_goes_on(
 
     async def commit_both(scheduler: commits.CommitScheduler) -> tuple[int, bool, int]:
         slow = SimpleNamespace(
-            call=call, apply=lambda _: (begun.set(), ended.wait(60)) and findings_service.Answer(204, {})
+            call=call, apply=lambda _: (begun.set(), ended.wait(60)) and findings_service.Response(204, {})
         )
         first = asyncio.create_task(scheduler.commit(slow))
         await asyncio.to_thread(begun.wait)
@@ -276,7 +276,7 @@ def test_whatever_goes_wrong_in_or_beside_a_group_it_is_answered_and_others_come
     listeners = findings_service.Listeners()
     listeners.committed.append(lambda _: 1 // 0)
     environ = {"REQUEST_METHOD": "POST"}
-    call = findings_service.Call(app.extensions["findings"], environ, "/", TESTER)
+    call = findings_service.ApiRequest(app.extensions["findings"], environ, "/", TESTER)
 
     async def write() -> list[int]:
         writes = commits.CommitScheduler(database_of(app), listeners)

@@ -210,9 +210,9 @@ def test_a_system_without_locks_checkpoints_in_each_process(
     monkeypatch.setattr("fcntl.flock", refuse)
     if number is None:
         monkeypatch.setattr(findings_service, "fcntl", None)
-    checkpointer = findings_service.Checkpointer(str(tmp_path / "x.db"))
-    assert checkpointer.try_take() == held
-    checkpointer.give_back()
+    checkpointer = findings_service.CheckpointLock(str(tmp_path / "x.db"))
+    assert checkpointer.acquire() == held
+    checkpointer.release()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")

@@ -1,4 +1,4 @@
-"""The rule of the house: the module stands alone, parts add to it, and what is absent is refused by its name."""
+"""The layout: the core is complete, optional modules add to it, and a missing module is reported by its name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-import findings_service as heart
+import findings_service as core
 from tests.support import (
     API,
     HERE,
@@ -118,7 +119,7 @@ def test_few_parts_write_to_tables() -> None:
 
 def printed(program: str, *arguments: str) -> str:
     """Run lines of Python in a process that has imported the module alone, and return what they print."""
-    done = command(*arguments, program=(sys.executable, "-c", f"{IMPORTING} as heart\n{program}"))
+    done = command(*arguments, program=(sys.executable, "-c", f"{IMPORTING} as core\n{program}"))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -126,19 +127,19 @@ def printed(program: str, *arguments: str) -> str:
 def test_importing_a_part_changes_nothing() -> None:
     printed(
         "import importlib\n"
-        "told = lambda: (repr(heart.REGISTRY), [*heart.main.commands])\n"
+        "told = lambda: (repr(core.REGISTRY), [*core.main.commands])\n"
         "before = told()\n"
         f"for name in {[*map(module_of, PARTS)]}: importlib.import_module(name)\n"
         "assert told() == before, told()"
     )
 
 
-ASKED_FOR = {*heart.API_PARTS, *heart.COMMAND_PARTS.values(), *heart.ENGINE_PARTS.values()}
-ASKED_FOR |= {*heart.OBSERVER_PARTS.values()}
+LOADED = {*core.API_MODULES, *core.COMMAND_MODULES.values(), *core.ENGINE_MODULES.values()}
+LOADED |= {*core.OBSERVER_MODULES.values()}
 
 
-def test_every_part_that_is_asked_for_is_there() -> None:
-    assert [file for file in ASKED_FOR if heart.load_part(file)] == []
+def test_every_module_that_the_core_names_is_installed() -> None:
+    assert [name for name in LOADED if core.load_module(name)] == []
 
 
 @pytest.mark.parametrize("absent", sorted({*FOLDERS, *NEEDED}))
@@ -155,24 +156,26 @@ def test_a_part_that_others_need_may_be_absent_and_is_named(tmp_path: Path, abse
             if name.startswith(("findings_adapters", "findings_features")):
                 del sys.modules[name]
         sys.meta_path.insert(0, Absent())
-        heart.create_app(db=sys.argv[1])
-        print({heart.load_part(file) for file in sys.argv[3:]})
+        core.create_app(db=sys.argv[1])
+        print({core.load_module(name) for name in sys.argv[3:]})
     """
-    told = ast.literal_eval(printed(program, str(tmp_path / "x.db"), absent, *ASKED_FOR))
-    name = absent if absent in FOLDERS else f"{absent.replace('.', '/')}.py"
-    assert told <= {"", name}
-    assert name in told or absent.endswith((".formats", ".serving"))  # which are loaded where they are used
+    told = ast.literal_eval(printed(program, str(tmp_path / "x.db"), absent, *LOADED))
+    message = f"{absent}, which is not installed"
+    assert told <= {"", message}
+    assert message in told or absent.endswith((".formats", ".serving"))  # which are loaded where they are used
 
 
-def test_what_parts_answer_is_told_by_their_names() -> None:
-    heart.load_parts()
-    own = {f"{each.method} {each.path}": each.handler.__module__ for each in heart.REGISTRY.operations.values()}
-    told = {line: part_of(module_of(HERE / file)) for file, lines in heart.API_PARTS.items() for line in lines}
-    del told["GET /"]  # the page's, which is no operation
-    assert told == {line: part_of(name) for line, name in own.items() if name != heart.__name__}
+def test_each_endpoint_of_a_module_is_found_by_the_pattern_of_that_module_alone() -> None:
+    core.load_modules()
+    for each in core.REGISTRY.operations.values():
+        line = f"{each.method} {each.path}"
+        module = each.handler.__module__
+        named = [name for name, pattern in core.API_MODULES.items() if fnmatchcase(line, pattern)]
+        found = [] if module == core.__name__ else [".".join(module.split(".")[:2])]
+        assert named[:1] == found, line
 
 
-# The module alone, against which the heart's own tests run too
+# The module alone, against which the core's own tests run too
 
 
 @pytest.fixture(scope="module")
@@ -211,15 +214,16 @@ def test_the_module_alone_answers_a_life_of_a_task(served: Server) -> None:
 @pytest.mark.sqlite
 def test_an_absent_part_is_named_where_the_api_would_need_it(served: Server) -> None:
     ask = served.request
-    for file, asked in heart.API_PARTS.items():
-        absent = file.removesuffix("/__init__.py")
-        for refused in (ask(*line.split()) for line in asked):
+    for name, pattern in core.API_MODULES.items():
+        if pattern:
+            method, path = pattern.replace("* ", "GET ").replace("/api/v1/*", "/api/v1/tasks/*").split()
+            refused = ask(method, path.replace("*", "x"))
             assert refused.status_code in (404, 405)
-            assert f"{absent}, which answers this, is not there." in refused.json["detail"]
+            assert refused.json["detail"] == f"This endpoint is provided by {name}, which is not installed."
     refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
-    assert "needs findings_features/search.py, which is not there" in refused["detail"]
+    assert "needs findings_features.search, which is not installed" in refused["detail"]
     for path, said in (
-        ("runs/x/tasks", "SARIF needs findings_adapters/sarif, which is not there."),
+        ("runs/x/tasks", "SARIF needs findings_adapters.sarif, which is not installed."),
         ("runs", "Send the body as Content-Type: application/json."),
     ):
         sent = ask("POST", f"{API}/{path}", b"{}", **{"Content-Type": "application/sarif+json"})
@@ -230,10 +234,10 @@ def test_an_absent_part_is_named_where_the_api_would_need_it(served: Server) -> 
 
 COMMANDS_ALONE = """
 import json, sys
-import click.testing, findings_service as heart
+import click.testing, findings_service as core
 
 for line, env in json.loads(sys.argv[1]):
-    done = click.testing.CliRunner().invoke(heart.main, line, env=env)
+    done = click.testing.CliRunner().invoke(core.main, line, env=env)
     print(json.dumps([done.exit_code, done.output]))
 """
 
@@ -246,19 +250,19 @@ def told_alone(alone: Path, *lines: tuple[str, dict[str, str]]) -> list[tuple[in
 
 
 def test_a_command_of_an_absent_part_is_refused_by_its_name(alone: Path) -> None:
-    (_, shown), *told = told_alone(alone, *((line, {}) for line in ("--help", *heart.COMMAND_PARTS)))
-    for (name, file), (code, said) in zip(heart.COMMAND_PARTS.items(), told, strict=True):
-        assert (code, f"`{name}` needs {file.removesuffix('/__init__.py')}, which is not there" in said) == (2, True)
+    (_, shown), *told = told_alone(alone, *((line, {}) for line in ("--help", *core.COMMAND_MODULES)))
+    for (name, module), (code, said) in zip(core.COMMAND_MODULES.items(), told, strict=True):
+        assert (code, f"`{name}` needs {module}, which is not installed" in said) == (2, True)
         assert f"\n  {name} " not in shown
     assert "\n  serve " in shown
 
 
 SETTINGS = {
-    "FINDINGS_WORKERS": ("2", "--workers needs findings_adapters/serving"),
-    "FINDINGS_KEEP": ("90d", "FINDINGS_KEEP needs findings_adapters/serving"),
-    "FINDINGS_DB": ("postgresql://h/d", "postgresql:// needs findings_adapters/postgres"),
-    "FINDINGS_LOG": ("text", "FINDINGS_LOG needs findings_features/access_log.py"),
-    "FINDINGS_METRICS": ("1", "FINDINGS_METRICS needs findings_adapters/metrics.py"),
+    "FINDINGS_WORKERS": ("2", "--workers needs findings_adapters.serving"),
+    "FINDINGS_KEEP": ("90d", "FINDINGS_KEEP needs findings_adapters.serving"),
+    "FINDINGS_DB": ("postgresql://h/d", "postgresql:// needs findings_adapters.postgres"),
+    "FINDINGS_LOG": ("text", "FINDINGS_LOG needs findings_features.access_log"),
+    "FINDINGS_METRICS": ("1", "FINDINGS_METRICS needs findings_adapters.metrics"),
 }
 
 
@@ -267,8 +271,8 @@ def test_a_setting_or_database_that_needs_an_absent_part_is_refused_by_its_name(
     told = told_alone(alone, *(("serve --port 0", db | {name: value}) for name, (value, _) in SETTINGS.items()))
     for (_, said), (code, line) in zip(SETTINGS.values(), told, strict=True):
         assert (code, line.count("\n"), said in line) == (1, 1, True), line
-    database_of_version(heart.SCHEMA_VERSION - 1, tmp_path / "old.db")
+    database_of_version(core.SCHEMA_VERSION - 1, tmp_path / "old.db")
     env = {"FINDINGS_DB": str(tmp_path / "old.db")}
-    absent = f"findings_features/migrations.py, which would bring it to {heart.SCHEMA_VERSION}, is not there"
+    absent = f"to bring it to {core.SCHEMA_VERSION} needs findings_features.migrations, which is not installed"
     for code, said in told_alone(alone, ("keys list", env), ("serve --port 0", env)):
         assert (code, absent in said) == (1, True), said

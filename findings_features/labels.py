@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import findings_service as heart
+from findings_service import (
+    CONTROLS,
+    exceeds_bytes,
+    to_json_text,
+    truncate,
+)
 
-CONTROL_RUN = re.compile(f"[{heart.CONTROLS}]+")  # looking it up for each text would take longer than its work
+CONTROL_RUN = re.compile(f"[{CONTROLS}]+")  # looking it up for each text would take longer than its work
 
 
 def plain_text(text: Any) -> str:
@@ -22,12 +27,12 @@ def end_of(text: str, length: int) -> str:
 
 def cut_bytes(text: str, size: int) -> str:
     """Shorten a text to so many bytes of UTF-8."""
-    if not heart.exceeds_bytes(text, size):
+    if not exceeds_bytes(text, size):
         return text
     return text[:size].encode()[: size - 3].decode(errors="ignore") + "…"
 
 
-def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | None, str | None, str | None]:
+def foreign_labels(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | None, str | None, str | None]:
     """Return what another program calls rule, file, line and tags as a task has them: nothing of it is refused.
 
     A longer rule is cut, a location at its front, and of tags the first that fit are taken.
@@ -38,7 +43,7 @@ def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | Non
     plain = map(plain_text, tags if isinstance(tags, (list, tuple)) else ())
     fit = dict.fromkeys(tag for tag in plain if 0 < len(tag) <= 64)
     return (
-        heart.truncate(rule, 256) or None,
+        truncate(rule, 256) or None,
         end_of(place, 1024) or None,
-        heart.to_json_text([*fit][:20]) if fit else None,
+        to_json_text([*fit][:20]) if fit else None,
     )

@@ -1,11 +1,12 @@
-"""The service's API for programs in Python: over HTTP, or in this process over a database file.
+"""Client of the Findings Task Service for Python programs: over HTTP, or in this process on a database file.
 
-Over HTTP, which urllib3 speaks, a request is tried again while the service is away or busy: a POST or comment under an
-`Idempotency-Key`, so that it is done once, after growing waits and not before a `Retry-After` of up to half a minute.
-In this process the same requests go to the same application, without a server and without a key.
+Over HTTP, a request is retried while the service is unavailable or busy. A POST or a comment is sent with an
+`Idempotency-Key`, so that it is done once. Waits grow, and heed a `Retry-After` of up to half a minute.
+On a file, the same requests go to the same application, without a server and without a key. Only then is the service
+itself imported: this module starts in a third of its time.
 
-`Findings` is what an agent needs of it: runs that end as failed when their block raises, findings that go out in
-batches, and a `fingerprint` by which a finding is known again.
+`Findings` is what an agent needs: runs that end as failed if their block raises, findings that are sent in batches, and
+a `fingerprint` by which a finding is recognized.
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, NoReturn, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import click
 import msgspec
 from msgspec import Struct
 from urllib3 import HTTPHeaderDict, PoolManager, ProxyManager, Retry, make_headers
 from urllib3.exceptions import HTTPError
 from urllib3.util import parse_url
-from werkzeug.test import create_environ
 
-import findings_service as heart
-from findings_features.brief import Brief
-from findings_features.gate import Gate
-
+API = "/api/v1"
+JSON = "application/json"
+KIB = 1024
 PASSING = (429, 502, 503, 504)
 LISTED_PROBLEMS = 3
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+Severity = Literal["critical", "high", "medium", "low", "info"]
+Status = Literal["open", "in_progress", "resolved", "dismissed"]
+Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 
 Json = dict[str, Any]
 Object: TypeAlias = Mapping[str, Any]  # one that is only read
@@ -55,17 +58,12 @@ FileName: TypeAlias = str | os.PathLike[str]
 Model = TypeVar("Model")
 
 
-class Page(Protocol):
-    """What leads to the page behind it."""
-
-    next: str | None
-
-
-Listing = TypeVar("Listing", bound=Page)
+class ConfigurationError(Exception):
+    """A URL, a key or a file cannot be used; the message is one line that says why."""
 
 
 class Unavailable(Exception):
-    """The service cannot be reached or does not answer as one; the message is a line that says so."""
+    """The service cannot be reached, or the response is not one of its own; the message is one line that says so."""
 
 
 class ToldProblem(Struct):
@@ -89,21 +87,50 @@ class Refused(Exception):
         self.status, self.code, self.problems, self.detail = status, code, problems, detail or message
 
 
-class Answer(Struct):
-    """What a service answered."""
+class Item(dict[str, Any]):
+    """A JSON object of the API, whose members are attributes as well: `task.external_id` is `task["externalId"]`.
+
+    A name that Python reserves has an underscore at its end: `gate.pass_`, `entry.from_`.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        for member in (name, in_camel_case(name.removesuffix("_"))):
+            if member in self:
+                return self[member]
+        raise AttributeError(f"the service returned no {name!r} here, only: {', '.join(self)}")
+
+
+class Reply(Struct):
+    """Response of a service."""
 
     status: int
     headers: Headers
     body: bytes
 
     def read(self, model: type[Model]) -> Model:
-        """Return the body as a model, of whose fields it may have more. :raises Unavailable: when it is none."""
-        kind: Any = model
+        """Return the body as a model, which may lack some of its members.
+
+        :raises Unavailable: if it is not valid for the model.
+        """
         try:
-            told: Model = heart.decoder(kind).decode(self.body)
-        except heart.NOT_JSON as error:
-            raise Unavailable(f"what answered is no Findings Task Service ({error})") from None
-        return told
+            return msgspec.json.decode(self.body, type=model)
+        except NOT_JSON as error:
+            raise not_ours(error) from None
+
+    def item(self) -> Item:
+        """Return the body, which is a JSON object. :raises Unavailable: if it is not."""
+        try:
+            found = json.loads(self.body, object_hook=Item)
+        except (ValueError, RecursionError) as error:
+            raise not_ours(error) from None
+        if not isinstance(found, Item):
+            raise not_ours("not a JSON object")
+        return found
+
+
+def not_ours(reason: object) -> Unavailable:
+    """Return the error for a response that a Findings Task Service does not give."""
+    return Unavailable(f"the response is not one of a Findings Task Service ({reason})")
 
 
 class Tries(Retry):
@@ -127,7 +154,7 @@ FIRST_WAIT = 0.5  # seconds; the second try comes at once, and each wait after t
 LONGEST_WAIT = 10.0
 LONGEST_ASKED = 30.0  # by a Retry-After
 TIMEOUT = 60.0  # seconds without a sign of the service
-SLOWEST_UPLOAD = 100 * heart.KIB  # bytes a second, for a body to arrive and to be worked on
+SLOWEST_UPLOAD = 100 * KIB  # bytes a second, for a body to arrive and to be worked on
 HURRY: ContextVar[float] = ContextVar("hurry", default=math.inf)  # seconds that what is under way has
 
 
@@ -136,34 +163,37 @@ class Remote:
 
     :param first_tries: how often to try again to connect before anything has answered, None: as long as later.
     :param headers: what every request has besides the key.
-    :raises heart.ConfigurationError: for a URL or key that cannot be one, or a proxy of the environment.
+    :raises ConfigurationError: for a URL or key that is not valid, or a proxy of the environment that is not.
     """
 
     def __init__(self, url: str, key: str, *, first_tries: int | None = None, headers: Mapping[str, str] = {}) -> None:
         try:
-            parts = urlsplit(heart.parse_base_url(url).removesuffix(heart.API).rstrip("/"))
+            parts = urlsplit(url.rstrip("/").removesuffix(API).rstrip("/"))
+            if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" ?#"):
+                raise ValueError(f"{url!r} is not a URL such as https://tools.example/findings")
+            parts = parts._replace(path=quote(parts.path, "/%"))
             if parts.username is not None:
                 raise ValueError("it has a user name in it; a key is all that the service asks")
             self._base = parts._replace(netloc=parts.netloc.encode("idna").decode())
             parse_url(self._base.geturl())  # its port
             self._pool = pool_for(self._base.scheme, self._base.hostname or "")
         except ValueError as error:
-            raise heart.ConfigurationError(f"the service's URL: {error}") from None
+            raise ConfigurationError(f"the service's URL: {error}") from None
         if not key.isascii() or not key.isprintable():
-            raise heart.ConfigurationError("the key has letters, digits and signs of ASCII only")
-        self._headers = {"Authorization": f"Bearer {key}", "User-Agent": f"findings-service/{heart.__version__}"}
+            raise ConfigurationError("the key has letters, digits and signs of ASCII only")
+        self._headers = {"Authorization": f"Bearer {key}", "User-Agent": "findings-client"}
         self._headers |= headers
         self.where, self.patience = parts.geturl(), PATIENCE
         self._first_tries = first_tries
 
-    def send(self, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
+    def send(self, method: str, path: str, body: bytes | None, headers: Headers) -> Reply:
         """Return the answer to a request, tried again while the reason against one may pass.
 
         :raises Unavailable: when none came for so long.
         """
         doubles = method == "POST" or (method == "PATCH" and b'"comment"' in (body or b""))
         once = {"Idempotency-Key": str(uuid.uuid4())} if doubles else {}
-        prefixed = path.startswith(f"{self._base.path}{heart.API}")  # links may have the prefix already
+        prefixed = path.startswith(f"{self._base.path}{API}")  # links may have the prefix already
         hurry = HURRY.get()
         patience = min(self.patience, hurry)
         tries = Tries(
@@ -194,7 +224,7 @@ class Remote:
             cause = reason.__cause__ or reason
             raise Unavailable(f"no answer from {self.where}: {getattr(cause, 'strerror', '') or cause}") from None
         self._first_tries = None
-        return Answer(response.status, response.headers, response.data)
+        return Reply(response.status, response.headers, response.data)
 
     def close(self) -> None:
         """Close what is open to the service."""
@@ -215,24 +245,29 @@ def pool_for(scheme: str, host: str) -> PoolManager:
 
 
 class Local:
-    """The service in this process over a database file, as client "default" and with every right.
+    """The service in this process on a database file, as client "default" with a key of level full.
 
-    :param by: who the histories say did what is done here.
-    :raises heart.ConfigurationError: if a setting is invalid, or if the file does not exist, without `new`.
-    :raises heart.DatabaseUnusable: if the file cannot be opened.
+    :param by: the name of that key in histories.
+    :raises ConfigurationError: if a setting is not valid, if the file cannot be opened, or if there is none and not
+        `new`.
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
-        settings = heart.Settings.read(db=db, base_url="", api_key="", log="", metrics=False)
-        if not new and (absence := heart.database_for(settings).absence()):
-            raise heart.ConfigurationError(absence)
-        self._service = heart.start_service(settings)
+        import findings_service as core
+
+        try:
+            settings = core.Settings.read(db=db, base_url="", api_key="", log="", metrics=False)
+            if not new and (absence := core.database_for(settings).absence()):
+                raise ConfigurationError(absence)
+            self._service = core.start_service(settings)
+        except (core.ConfigurationError, core.DatabaseUnusable) as error:
+            raise ConfigurationError(str(error)) from None
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)
-        self._principal = heart.Principal("local", "default", by, "full")
+        self._principal = core.Principal("local", "default", by, "full")
         self.where = self._service.database.name
 
-    def send(self, *request: Any) -> Answer:
+    def send(self, *request: Any) -> Reply:
         """Return the answer to a request, given as to `Remote.send`."""
         return self._worker.submit(self._perform, *request).result()
 
@@ -241,23 +276,26 @@ class Local:
         self._worker.shutdown()
         self._service.database.close()
 
-    def _perform(self, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
+    def _perform(self, method: str, path: str, body: bytes | None, headers: Headers) -> Reply:
+        from werkzeug.test import create_environ
+
+        import findings_service as core
+
         environ = create_environ(path, method=method, data=body, headers=headers)
-        call = heart.Call(self._service, environ, heart.path_of(environ), self._principal)
-        answer = heart.answer_alone(call, lambda _: heart.Body(body or b""))
-        with heart.response_of(answer) as response:
-            return Answer(answer.status, HTTPHeaderDict(answer.headers.items()), response.get_data())
+        request = core.ApiRequest(self._service, environ, core.path_of(environ), self._principal)
+        answer = core.respond_in_thread(request, lambda _: core.Body(body or b""))
+        with core.to_flask_response(answer) as response:
+            return Reply(answer.status, HTTPHeaderDict(answer.headers.items()), response.get_data())
 
 
-JSON = heart.JSON_TYPE
 LISTED = 200  # items on a page
 
 
 class TaskFilters(TypedDict, total=False):
-    """The filters and orders of the list of tasks, as the API has them (`findings_service.TaskOrder`)."""
+    """The filters and orders of the list of tasks, as the API has them."""
 
-    status: heart.TaskStatus | Sequence[heart.TaskStatus] | None
-    severity: heart.Severity | Sequence[heart.Severity] | None
+    status: Status | Sequence[Status] | None
+    severity: Severity | Sequence[Severity] | None
     run_id: Several
     project_type: Several
     target_url: str | None
@@ -287,7 +325,13 @@ class BriefQuery(TypedDict, total=False):
     limit: int
 
 
-class Service:
+class Linked(Struct):
+    """A page of a list, by its link to the next one."""
+
+    next: str | None
+
+
+class Client:
     """The API of a service, wherever that is."""
 
     def __init__(self, transport: Remote | Local) -> None:
@@ -306,7 +350,7 @@ class Service:
 
     def request(
         self, method: str, path: str, body: Any = None, *, kind: str = JSON, accept: str = JSON, same: str = ""
-    ) -> Answer:
+    ) -> Reply:
         """Return the answer to a request that the service grants.
 
         :param path: below /api/v1, or a link of an answer's. :param body: bytes of that kind, or what JSON can tell.
@@ -320,27 +364,27 @@ class Service:
             headers["Content-Type"] = kind
         if same:
             headers["Idempotency-Key"] = same
-        answer = self._transport.send(method, path if path.startswith("/") else f"{heart.API}/{path}", body, headers)
+        answer = self._transport.send(method, path if path.startswith("/") else f"{API}/{path}", body, headers)
         if 200 <= answer.status < 300:
             return answer
         raise refusal_of(answer, self.where)
 
-    def get(self, path: str, model: type[Model], **query: Any) -> Model:
-        """Return what stands at a path, with query parameters, as its model."""
-        return self.request("GET", f"{path}?{query_of(**query)}" if query else path).read(model)
+    def get(self, path: str, **query: Any) -> Reply:
+        """Return the response for a path, with query parameters."""
+        return self.request("GET", f"{path}?{query_of(**query)}" if query else path)
 
-    def walk(self, path: str, model: type[Listing], **filters: Any) -> Iterator[Listing]:
-        """Give the pages of a list, all that the filters leave."""
+    def walk(self, path: str, **filters: Any) -> Iterator[Reply]:
+        """Yield the pages of a list that match the filters."""
         link: str | None = f"{path}?{query_of(**filters, limit=LISTED)}"
         while link:
-            page = self.get(link, model)
+            page = self.get(link)
             yield page
-            link = page.next
+            link = page.read(Linked).next
 
-    def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[heart.TaskHead]:
+    def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[Item]:
         """Yield all tasks that match the filters, page by page; a list matches any of its values."""
-        for page in self.walk("tasks", heart.TaskPage, **filters):
-            yield from page.tasks
+        for page in self.walk("tasks", **filters):
+            yield from page.item().tasks
 
 
 @contextmanager
@@ -382,14 +426,14 @@ class ToldError(Struct):
     errors: list[ToldProblem] = []
 
 
-def refusal_of(answer: Answer, where: str) -> Refused:
+def refusal_of(answer: Reply, where: str) -> Refused:
     """Return what the service that is there refused a request with."""
     if 300 <= answer.status < 400:
         place = answer.headers.get("location", "another place")
         return Refused(answer.status, "", f"{where} redirects to {place}; say the service's own URL")
     try:
-        told: ToldError = heart.decoder(ToldError).decode(answer.body)
-    except heart.NOT_JSON:
+        told: ToldError = msgspec.json.decode(answer.body, type=ToldError)
+    except NOT_JSON:
         told = ToldError()
     if not told.detail:
         words = f"{answer.status} {http.client.responses.get(answer.status, '')}".strip()
@@ -404,13 +448,16 @@ def refusal_of(answer: Answer, where: str) -> Refused:
 # ---------------------------------------------------------------------------
 
 
+STOPPING = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+
+
 class Stopped(SystemExit):
     """A signal ends the program: uncaught, with exit code 1 and a line that names the signal."""
 
 
 def stop(number: int, _: object) -> NoReturn:
     """End the program as an error does, so that its run ends too. One signal is enough for that."""
-    for each in heart.STOPPING:
+    for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
     raise Stopped(f"stopped by {signal.Signals(number).name}")
 
@@ -426,7 +473,7 @@ def stoppable() -> AbstractContextManager[None]:
 @contextmanager
 def handled_by(handler: Callable[..., Any] | signal.Handlers) -> Iterator[None]:
     """Give another handler to the signals that end a process, but for those that are ignored, or not Python's."""
-    known = {each: signal.getsignal(each) for each in heart.STOPPING}
+    known = {each: signal.getsignal(each) for each in STOPPING}
     heeded = [each for each in known if known[each] not in (signal.SIG_IGN, None)]
     try:
         for each in heeded:
@@ -500,13 +547,11 @@ def numbered(identity: str, occurrence: int) -> str:
 # ---------------------------------------------------------------------------
 
 BATCH = 200  # findings that go out together
-BATCH_BYTES = 1024 * heart.KIB
+BATCH_BYTES = 1024 * KIB
 LISTED_FINDINGS = 3
 LISTED_TITLE = 60
 
-Part = TypeVar("Part", bound=Struct)
-# Several, or one; a text is one, too.
-Parts: TypeAlias = Iterable[Part | Object | str] | Part | Object
+Parts: TypeAlias = Iterable[Object | str] | Object  # several, or one; a text is one, too
 
 
 class RefusedFinding(Struct):
@@ -546,7 +591,7 @@ class Batch(Struct):
 
 
 IN_A_BATCH = re.compile(r"/tasks/([0-9]+)(/.*)?", re.DOTALL)
-TOGETHER = heart.ExtensionCheckTimeout.code  # names the finding at which the time of all was over
+TOGETHER = "extension_check_timeout"  # names the finding at which the time of all was over
 
 
 def parted(batch: Batch, refusal: Refused) -> tuple[list[RefusedFinding], list[Batch]]:
@@ -610,7 +655,7 @@ def as_taken(finding: Object) -> Json:
         if items not in (None, []):
             taken[name] = items
     severity = str(taken.get("severity")).lower()
-    return taken | ({"severity": severity} if severity in heart.SEVERITIES else {})
+    return taken | ({"severity": severity} if severity in get_args(Severity) else {})
 
 
 def as_list(given: Any) -> Any:
@@ -647,7 +692,7 @@ class RunSession:
 
     def __init__(
         self,
-        service: Service,
+        service: Client,
         start: Object,
         *,
         resolve_missing: bool = False,
@@ -655,7 +700,7 @@ class RunSession:
     ) -> None:
         self._service, self._resolve_missing, self._gate = service, resolve_missing, gate
         self._begin = partial(service.request, "POST", "runs", in_json(start), same=str(uuid.uuid4()))
-        self._told: heart.Run | None = None
+        self._told: Item | None = None
         self._is_over = False
         self._lock = threading.RLock()
         self._batches = list[Batch]()
@@ -690,31 +735,33 @@ class RunSession:
     @property
     def id(self) -> str:
         """The run's id."""
-        return self._started.id
+        return str(self._started.id)
 
     @property
-    def submitted(self) -> heart.Submitted:
+    def submitted(self) -> Item:
         """What became of the findings that were sent so far."""
-        return self._started.submitted
+        found: Item = self._started.submitted
+        return found
 
     @property
-    def summary(self) -> heart.Summary:
+    def summary(self) -> Item:
         """The tasks of the run, by severity and status, when it ended. :raises RuntimeError: before that."""
-        if not isinstance(self._told, heart.RunWithSummary):
+        if self._told is None or "summary" not in self._told:
             raise RuntimeError("a run has its summary when its block has ended")
-        return self._told.summary
+        found: Item = self._told.summary
+        return found
 
     def submit(
         self,
         title: str,
-        severity: heart.Severity,
+        severity: Severity,
         *,
         external_id: str | None = None,
-        status: heart.TaskStatus | None = None,
+        status: Status | None = None,
         description: str | None = None,
-        evidence: Parts[heart.Evidence] = (),
-        remediation: Parts[heart.RemediationStep] = (),
-        success_criteria: Parts[heart.SuccessCriterion] = (),
+        evidence: Parts = (),
+        remediation: Parts = (),
+        success_criteria: Parts = (),
         extensions: Object | None = None,
         rule: str | None = None,
         location: str | None = None,
@@ -781,19 +828,19 @@ class RunSession:
             if refused and self._refusal:
                 raise FindingsRefused(self._refusal, refused)
 
-    def gate(self, *, fail_on: heart.FailOn = "high", only: Literal["new", "all"] = "new") -> Gate:
+    def gate(self, *, fail_on: Severity | Literal["none"] = "high", only: Literal["new", "all"] = "new") -> Item:
         """Return whether the run may pass: whether nothing so severe is new beside the main line, or at all."""
-        return self._service.get(f"runs/{quoted(self.id)}/gate", Gate, fail_on=fail_on, only=only)
+        return self._service.get(f"runs/{quoted(self.id)}/gate", fail_on=fail_on, only=only).item()
 
     @property
-    def _started(self) -> heart.Run:
+    def _started(self) -> Item:
         if self._told is None:
             raise RuntimeError("a run starts with its block: with findings.run(…) as run")
         return self._told
 
     def _start(self) -> None:
         if self._told is None:
-            self._told = self._begin().read(heart.Run)
+            self._told = self._begin().item()
             self._last_sent = time.monotonic()
 
     def _send(self, batch: Batch) -> None:
@@ -809,14 +856,14 @@ class RunSession:
             self._refusal = error
             self._resolve_missing = False  # what was refused is not gone
             return
-        counts, done = self.submitted, answer.read(heart.Submission)
+        done = answer.item()
         for name in ("created", "updated", "reopened", "unchanged"):
-            setattr(counts, name, getattr(counts, name) + getattr(done, name))
+            self.submitted[name] += done[name]
         del self._batches[0]
 
     def _finish(self, **how: Any) -> None:
         answer = self._service.request("PATCH", f"runs/{quoted(self.id)}", as_sent(**how))
-        self._told = answer.read(heart.RunWithSummary)
+        self._told = answer.item()
 
     def _fail(self, error: BaseException) -> None:
         """Send what is gathered and leave the run failed, as far as that can be done now; the error tells the rest."""
@@ -844,19 +891,19 @@ class RunSession:
 MARKDOWN = "text/markdown"
 
 
-class Findings(Service):
+class Findings(Client):
     """The service for an agent: `with Findings() as findings, findings.run("bandit") as run: run.submit(…)`.
 
     :param url: where it is; else FINDINGS_URL, else http://127.0.0.1:8000. :param key: else FINDINGS_KEY.
     :param db: a database file to use in this process, without a server and a key; it is made when it is not there.
-    :raises heart.ConfigurationError: for a URL or key that cannot be one. :raises heart.DatabaseUnusable: for a file.
+    :raises ConfigurationError: for a URL, a key or a file that cannot be used.
 
     Every method raises `Refused` for what the service does not grant, and `Unavailable` when it cannot be reached.
     """
 
     def __init__(self, url: str = "", key: str = "", *, db: str = "") -> None:
         if db and (url or key):
-            raise heart.ConfigurationError("say a url and its key, or a db, not both")
+            raise ConfigurationError("say a url and its key, or a db, not both")
         if db:
             transport: Remote | Local = Local(db, new=True, by="agent")
         else:
@@ -871,10 +918,10 @@ class Findings(Service):
         label: str | None = None,
         description: str | None = None,
         extension_schema: Object | None = None,
-    ) -> heart.ProjectTypeWithSchema:
+    ) -> Item:
         """Register a project type. The same definition again is good; another one under its name is refused (409)."""
         body = as_sent(name=name, label=label, description=description, extension_schema=extension_schema)
-        return self.request("POST", "project-types", body).read(heart.ProjectTypeWithSchema)
+        return self.request("POST", "project-types", body).item()
 
     def run(
         self,
@@ -894,42 +941,44 @@ class Findings(Service):
         start = as_sent(project_type=project_type, target_url=target_url, branch=branch, metadata=metadata)
         return RunSession(self, start, resolve_missing=resolve_missing)
 
-    def brief(self, project_type: str, **query: Unpack[BriefQuery]) -> Brief:
+    def brief(self, project_type: str, **query: Unpack[BriefQuery]) -> Item:
         """Return the known findings of a type and target, and the decisions about them."""
-        return self.get("brief", Brief, project_type=project_type, **query)
+        return self.get("brief", project_type=project_type, **query).item()
 
     def brief_text(self, project_type: str, **query: Unpack[BriefQuery]) -> str:
         """Return the same as a text for a prompt, in which a fence encloses what others wrote."""
         asked = query_of(project_type=project_type, **query)
         answer = self.request("GET", f"brief?{asked}", accept=MARKDOWN)
         if not answer.headers.get("content-type", "").startswith(MARKDOWN):
-            raise Unavailable(f"{self.where} does not write {MARKDOWN}: markdown.py of findings_adapters is not there")
+            raise Unavailable(
+                f"{self.where} does not write {MARKDOWN}: markdown.py of findings_adapters is not installed"
+            )
         return answer.body.decode()
 
-    def task(self, id: str) -> heart.Task:
+    def task(self, id: str) -> Item:
         """Return a whole task."""
-        return self.get(f"tasks/{quoted(id)}", heart.Task)
+        return self.get(f"tasks/{quoted(id)}").item()
 
-    def history(self, id: str) -> Iterator[heart.HistoryEntry]:
+    def history(self, id: str) -> Iterator[Item]:
         """Give what happened to a task, oldest first."""
-        for page in self.walk(f"tasks/{quoted(id)}/history", heart.History):
-            yield from page.history
+        for page in self.walk(f"tasks/{quoted(id)}/history"):
+            yield from page.item().history
 
     def triage(
         self,
         id: str,
         *,
-        status: heart.TaskStatus | None = None,
-        reason: heart.Reason | None = None,
+        status: Status | None = None,
+        reason: Reason | None = None,
         comment: str | None = None,
         assignee: str | None = None,
-    ) -> heart.Task:
+    ) -> Item:
         """Decide about a task, with a key of level full; assignee "" is nobody.
 
         Where the answer is lost on the way it is done again, and a comment stands in the history twice.
         """
         body = as_sent(status=status, reason=reason, comment=comment, assignee=assignee)
-        return self.request("PATCH", f"tasks/{quoted(id)}", body).read(heart.Task)
+        return self.request("PATCH", f"tasks/{quoted(id)}", body).item()
 
 
 FIRST_TRIES = 3  # for an agent, before anything has answered: it is more often a wrong URL than a restart
@@ -937,60 +986,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def key_of_environment() -> str:
-    """Return the key that the environment has. :raises heart.ConfigurationError: when it has none."""
+    """Return the key that the environment has. :raises ConfigurationError: when it has none."""
     if key := os.environ.get("FINDINGS_KEY", "").strip():
         return key
-    raise heart.ConfigurationError(
+    raise ConfigurationError(
         "FINDINGS_KEY is not set: a service wants a key, its first one or one of `findings-service keys create`"
     )
-
-
-# ---------------------------------------------------------------------------
-# Which service a command speaks to
-# ---------------------------------------------------------------------------
-
-
-def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what puts several options on a command, in this order."""
-
-    def decorate(command: Any) -> Any:
-        for each in reversed(decorators):
-            command = each(command)
-        return command
-
-    return decorate
-
-
-service_options = combined(
-    heart.environment_option(
-        "--url",
-        envvar="FINDINGS_URL",
-        default="",
-        show_default=False,
-        help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
-    ),
-    heart.environment_option(
-        "--db", envvar="FINDINGS_DB", default="findings.db", help="The database file, without a server."
-    ),
-)
-
-
-def typed_options(*names: str) -> set[str]:
-    """Return which of these options of the command that runs stand on its line, and not in the environment alone."""
-    source = click.get_current_context().get_parameter_source
-    return {name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE}
-
-
-def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Service:
-    """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
-
-    :param new: whether to make a file that is not there, or to bring an older one up to date.
-    :param by: who the histories say did what is done to a file.
-    :raises heart.ConfigurationError: when there is no key, or no file, or both are given.
-    """
-    typed = typed_options("url", "db")
-    if typed == {"url", "db"}:
-        raise heart.ConfigurationError("say --url or --db, not both")
-    if url and typed != {"db"}:
-        return Service(Remote(url, key_of_environment()))
-    return Service(Local(db, new=new, by=by))

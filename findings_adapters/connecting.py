@@ -1,0 +1,57 @@
+"""Which service a command speaks to: the options `--url` and `--db`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from findings_client import Client, ConfigurationError, Local, Remote, key_of_environment
+from findings_service import environment_option
+
+
+def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what puts several options on a command, in this order."""
+
+    def decorate(command: Any) -> Any:
+        for each in reversed(decorators):
+            command = each(command)
+        return command
+
+    return decorate
+
+
+service_options = combined(
+    environment_option(
+        "--url",
+        envvar="FINDINGS_URL",
+        default="",
+        show_default=False,
+        help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
+    ),
+    environment_option(
+        "--db", envvar="FINDINGS_DB", default="findings.db", help="The database file, without a server."
+    ),
+)
+
+
+def typed_options(*names: str) -> set[str]:
+    """Return which of these options of the command that runs stand on its line, and not in the environment alone."""
+    source = click.get_current_context().get_parameter_source
+    return {name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE}
+
+
+def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Client:
+    """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
+
+    :param new: whether to make a file that is not there, or to bring an older one up to date.
+    :param by: who the histories say did what is done to a file.
+    :raises ConfigurationError: when there is no key, or no file, or both are given.
+    """
+    typed = typed_options("url", "db")
+    if typed == {"url", "db"}:
+        raise ConfigurationError("say --url or --db, not both")
+    if url and typed != {"db"}:
+        return Client(Remote(url, key_of_environment()))
+    return Client(Local(db, new=new, by=by))
