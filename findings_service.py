@@ -43,7 +43,6 @@ import math
 import os
 import random
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -1253,7 +1252,7 @@ class Registry(Struct):
     to a newer schema by the version that each leads to, what watches a service by the setting that asks for it, and
     what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
     Companions are what runs in a process that serves, as long as that. `refresh` folds words again after an update of
-    Unicode. `log_form` formats a message for standard error.
+    Unicode.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -1273,7 +1272,6 @@ class Registry(Struct):
     keep_former_ids: Callable[[Connection, Submitting, Mapping[int, Sequence[str]]], object] = lambda *_: None
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] = lambda *_: lambda *_: False
     serve: Callable[[Settings, str, int, int], None] | None = None
-    log_form: Callable[[str], str] = str
     observers: dict[str, Callable[[Service], object]] = {}
     companions: list[Callable[[Service], AbstractContextManager[object]]] = []
 
@@ -5515,13 +5513,6 @@ class Response(Struct):
         return self.document.size if self.document else len(self.body)
 
 
-class LongPoll(Response, kw_only=True):
-    """An answer that has nothing to tell yet: who can wait at no cost asks `again`, now and then, until a moment."""
-
-    until: float  # as time.monotonic has it
-    again: Callable[[], Response]
-
-
 def make_response(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str | None) -> Response:
     """Return an answer with a text, of JSON unless it is said to be another, and those headers that are not None."""
     given = {name: value for name, value in headers.items() if value is not None}
@@ -5590,10 +5581,29 @@ class Body(Struct, frozen=True):
 
 
 class ThreadJob(Struct, eq=False, frozen=True):
-    """What is left to do for an answer, and takes so long that a server of ours has threads for it."""
+    """Work that takes so long that a server runs it in a thread.
 
-    pool: Literal["body", "read", "export", "check", "send"]
+    Each class of jobs has so many `threads` of its own; a job waits for one for `patience` seconds, None for ever.
+    """
+
     work: Callable[[], HandlerResult]
+
+    threads: ClassVar[int] = 1
+    patience: ClassVar[float | None] = None
+
+
+class Check(ThreadJob, eq=False, frozen=True):
+    """A check of extensions or of a schema."""
+
+    threads = 2
+
+
+class BodyCheck(ThreadJob, eq=False, frozen=True):
+    """Search for every problem of a body that its model refused."""
+
+
+class SlowRead(ThreadJob, eq=False, frozen=True):
+    """A read on a connection of its own."""
 
 
 class PendingWrite(Struct, eq=False, frozen=True):
@@ -5770,7 +5780,7 @@ class ApiRequest:
                 if given := self.earlier_response(connection, self.request_key):
                     return given
         if isinstance(self._body, SlowBody):
-            return ThreadJob("body", self._check_slow_body)
+            return BodyCheck(self._check_slow_body)
         return self.export.answer(self) if self.export else self.operation.handler(self, **self.view_args)
 
     def _check_slow_body(self) -> HandlerResult:
@@ -5871,7 +5881,7 @@ class ApiRequest:
             with self.database.apart() as connection:
                 return read(connection)
 
-        return ThreadJob("read", work)
+        return SlowRead(work)
 
     @property
     def path(self) -> str:
@@ -6144,7 +6154,7 @@ def post_tasks(request: ApiRequest, run_id: str) -> HandlerResult:
 
     if schema is None or accepted_fast(schema, parsed.extensions):
         return check(None)
-    return ThreadJob("check", partial(check, schema))
+    return Check(partial(check, schema))
 
 
 @operation(
@@ -6241,7 +6251,7 @@ def define(
         label = name if body.label is None else body.label
         return PendingWrite(request, lambda connection: store(connection, label, body.description or "", schema))
 
-    return ThreadJob("check", check)
+    return Check(check)
 
 
 @operation("GET", "/api/v1/project-types", "read", {200: ProjectTypes})
@@ -6498,44 +6508,6 @@ def for_terminal(text: str) -> str:
     return TERMINAL_CONTROLS.sub(lambda sign: sign[0].encode("unicode-escape").decode(), text.replace("\r\n", "\n"))
 
 
-def write_unlocked(text: str) -> bool:
-    """Write a message to standard error in the form of the log, and return whether all of it went out.
-
-    `sys.stderr` has a lock, and a process cannot end while a thread that waits for a reader holds it.
-    """
-    text = REGISTRY.log_form(text)
-    rest = f"{for_terminal(text) if os.isatty(STDERR) else text}\n".encode(errors="backslashreplace")
-    try:
-        while rest:
-            rest = rest[os.write(STDERR, rest) :]
-    except OSError:
-        return False
-    return True
-
-
-def free_port(host: str, port: int) -> int:
-    """Return the port to listen on, a free one for 0. :raises OSError: when another program listens there.
-
-    granian opens its sockets so that several may share a port, and so would share it with anybody in silence.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-        return int(probe.getsockname()[1])
-
-
-def reachable(host: str) -> str:
-    """Return the address by which this machine reaches a host that it listens on."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-
-
-def url_of(host: str, port: int) -> str:
-    """Return the URL of a service."""
-    name = reachable(host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-
 class Shown:
     """Standard output or error, with `for_terminal` on a terminal.
 
@@ -6725,12 +6697,14 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         )
     load_module(SERVING)
     with readable_errors(db):
-        settings = Settings.read(db=db)
-        try:
-            port = free_port(host, port)
-        except OSError as error:
-            raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        (REGISTRY.serve or serve_with_threads)(settings, host, port, workers)
+        (REGISTRY.serve or serve_with_threads)(Settings.read(db=db), host, port, workers)
+
+
+def insert_first_key(service: Service) -> str | None:
+    """Insert the first key of a new database and return it; None if there is a key already."""
+    with service.database.transaction("default") as connection:
+        is_first = not (service.settings.api_key or select_keys(connection))
+        return insert_key(connection, "first", "default", "full") if is_first else None
 
 
 def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -> None:
@@ -6750,52 +6724,17 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
 
     app = create_app(settings)
     service: Service = app.extensions["findings"]
+    location = service.database.location
     with closing(service.database), ThreadedWSGIServer(host, port, app, Handler) as server:
         server.daemon_threads = False  # what is under way is finished
         for each in STOPPING:
             signal.signal(each, lambda *_: threading.Thread(target=server.shutdown).start())
-        greet(service, exposure_warning(host), url_of(host, port))
+        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+        click.echo(f"Findings Task Service {__version__} on {url}, data in {location}", err=True)
+        if key := insert_first_key(service):
+            click.echo(f'The first API key, of client "default" and level "full", shown this once: {key}', err=True)
         with accompanied(service):
             server.serve_forever()
-
-
-FIRST_KEY = """
-This is the first API key, of client "default" and level "full". It is shown this once:
-
-    export FINDINGS_KEY={key}
-
-Try it:
-
-    curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
-"""
-
-
-def first_key(service: Service) -> str | None:
-    """Make the first key of a new database and return it; None where there is a key already."""
-    with service.database.transaction("default") as connection:
-        is_first = not (service.settings.api_key or select_keys(connection))
-        return insert_key(connection, "first", "default", "full") if is_first else None
-
-
-def greet(service: Service, warning: str, url: str) -> None:
-    """Say that a service answers, and at a first start what its first key is, and what to try.
-
-    The key is made now, so that a start that fails leaves none behind that nobody has seen, and once standard error
-    takes it: a pipe of which poll(2) says so takes what is this short whole. A key that cannot be shown goes again.
-    """
-    select.select([], [STDERR], [])
-    key = None if is_closed(sys.stderr) else first_key(service)
-    write_unlocked(f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}")
-    if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
-        with service.database.transaction("default") as connection:
-            connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))
-
-
-def exposure_warning(host: str) -> str:
-    """Return a line of warning where others can reach the service: keys would cross the network in the clear."""
-    if host in ("127.0.0.1", "::1"):
-        return ""
-    return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"
 
 
 def progress_bar(label: str, length: int = 0) -> Any:

@@ -2854,15 +2854,15 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_is_kept_of_patterns_keeps_little_of_what_they_searched() -> None:
     code = """
-import findings_service as heart
+import findings_service as core
 def memory(): return int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0]) // 1024
 before = memory()
 for number in range(10):
     for pattern in ("^((((((((((a))))))))))*$", "^(?:a{1,3}){2,}?$", "^(a)(((((a)))))*\\\\1$"):
         try:
-            with heart.TimeLimit(0.25):
-                heart.matches(f"{pattern}|x{{{number + 1}}}", "a" * 100_000)
-        except heart.OutOfTime:
+            with core.TimeLimit(0.25):
+                core.matches(f"{pattern}|x{{{number + 1}}}", "a" * 100_000)
+        except core.OutOfTime:
             pass
 print(memory() - before)
 """

@@ -48,28 +48,23 @@ from findings_adapters.scan_config import (
     remove_marks,
     text_in,
 )
+from findings_adapters.terminal import BadInput, exit_codes, note, visible, write
 from findings_client import (
     Client,
     Refused,
     Reply,
     RunSession,
-    Stopped,
-    Unavailable,
     in_json,
     query_of,
     quoted,
-    stoppable,
 )
 from findings_features.exports import ExportQuery
 from findings_features.gate import BASELINES, Gate, blocking_statuses
 from findings_features.labels import end_of
 from findings_service import (
-    ENGINE_ERRORS,
     HTTP_URL,
     SEVERITIES,
     UNCHECKED,
-    ConfigurationError,
-    DatabaseUnusable,
     Run,
     RunPage,
     ServiceError,
@@ -78,7 +73,6 @@ from findings_service import (
     TaskHead,
     TaskPage,
     ValidationFailed,
-    for_terminal,
     load_module,
     load_modules,
     main,
@@ -88,80 +82,6 @@ from findings_service import (
 )
 
 SARIF = "application/sarif+json"
-
-# ---------------------------------------------------------------------------
-# How a command ends
-# ---------------------------------------------------------------------------
-
-BAD_INPUT = (400, 404, 413, 415, 422)  # what the caller can mend
-
-
-def visible(text: str) -> str:
-    """Return text as one line in which nothing is obeyed: control characters, also those that turn the direction of
-    writing, are shown as escapes, and GitHub's older form of workflow commands, which counts anywhere, is broken up.
-    """
-    line = " ".join(text.split())
-    shown = "".join(sign if sign.isprintable() else sign.encode("unicode-escape").decode() for sign in line)
-    return shown.replace("##[", "##\\[")
-
-
-class Failed(click.ClickException):
-    """Failure of a command whose input was valid."""
-
-    exit_code = 3
-
-    def __init__(self, message: str) -> None:
-        super().__init__(visible(message))
-
-
-class BadInput(Failed):
-    """Wrong usage or input."""
-
-    exit_code = 2
-
-
-@contextmanager
-def exit_codes() -> Iterator[None]:
-    """Turn all that can go wrong into one line, and into an exit code that no gate gives."""
-    try:
-        with stoppable():
-            yield
-    except click.ClickException:
-        raise
-    except ConfigurationError as error:
-        raise BadInput(str(error)) from None
-    except Refused as error:
-        raise (BadInput if error.status in BAD_INPUT else Failed)(str(error)) from None
-    except (Unavailable, DatabaseUnusable, Stopped, OSError, *ENGINE_ERRORS) as error:
-        raise Failed(str(error)) from None
-    except Exception as error:  # a bug, which must not look as if the gate had spoken
-        raise Failed(f"{type(error).__name__}: {error}") from error
-
-
-def write(pieces: Iterable[str | bytes]) -> None:
-    """Write to standard output: text as it is, for it is `visible`, and bytes, on a terminal, so that it obeys nothing.
-
-    Who stops reading it there, or never did, does not change how a command ends.
-    """
-    escaped = sys.stdout.isatty()
-    try:
-        for piece in pieces:
-            if isinstance(piece, str):
-                piece = piece.encode()
-            elif escaped:
-                piece = for_terminal(piece.decode()).encode()
-            sys.stdout.buffer.write(piece)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return
-    except OSError as error:
-        raise Failed(f"standard output: {error.strerror}") from None
-
-
-def note(text: str) -> None:
-    """Tell people something that is no result."""
-    click.echo(visible(text), err=True)
-
 
 # ---------------------------------------------------------------------------
 # Where a scan takes place: what its options say, else the platform's variables
@@ -796,7 +716,7 @@ def require_out_of_reach(files: Iterable[str], db: str, source: Path) -> None:
         if tracked:
             advice = "on a pull request its author wrote it, not a scanner; have scanners write to files outside of git"
             raise BadInput(f"{name} is tracked by git: {advice}")
-    if not db or heart.scheme_of(db):
+    if not db or scheme_of(db):
         return
     place, folder = Path(db).resolve(), source.resolve()
     checkouts = (top_of(folder) or folder, top_of(place.parent))  # the source may be fetched without git

@@ -10,13 +10,13 @@ from typing import Any
 
 import regex
 
+from findings_features.stderr import write_unlocked
 from findings_service import (
     ITEM_CURSOR,
     REGISTRY,
     ApiRequest,
     Service,
     timestamp,
-    write_unlocked,
 )
 
 

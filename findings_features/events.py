@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -29,7 +29,6 @@ from findings_service import (
     Condition,
     Connection,
     InvalidParameter,
-    LongPoll,
     Model,
     NoComma,
     NonEmpty,
@@ -245,6 +244,13 @@ def place_of(connection: Connection, client_id: str, after: str | None) -> int:
         )
         raise InvalidParameter("after", detail)
     return int(seq)
+
+
+class LongPoll(Response, kw_only=True):
+    """A response without events yet; a server that can wait calls `again` now and then until a moment."""
+
+    until: float  # as time.monotonic has it
+    again: Callable[[], Response]
 
 
 @operation("GET", "/api/v1/events", "read", {200: Events}, query=EventQuery)

@@ -220,13 +220,15 @@ def export_tasks(request: ApiRequest, form: ListFormat, document: Document) -> R
         return Response(200, headers, b"".join(document))
 
 
+class ExportJob(ThreadJob, eq=False, frozen=True):
+    """Writing a list as a file."""
+
+
 def add(form: ListFormat) -> None:
     """Have lists go out in a form, too."""
 
     def export(request: ApiRequest) -> ThreadJob:
-        return ThreadJob(
-            "export", partial(export_tasks, request, form, Document(request.database.folder, request.client_id))
-        )
+        return ExportJob(partial(export_tasks, request, form, Document(request.database.folder, request.client_id)))
 
     REGISTRY.list_exports[form.media_type] = Export(answer=export, query=ExportQuery)
 

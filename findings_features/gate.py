@@ -90,13 +90,13 @@ def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey
     return min(latest, key=lambda each: each.is_partial, default=None)
 
 
-def find_judged_baseline(connection: heart.Connection, client_id: str, run: heart.RunKey) -> heart.RunKey | None:
+def find_judged_baseline(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
     """Return the baseline of a run's verdict, or the default one if the verdict has none that is still there."""
     (verdict,) = connection.execute(
         "SELECT verdict FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq)
     ).fetchone()
     named = json.loads(verdict)["baseline"] if verdict else None
-    for baseline in heart.RunKey.find(connection, client_id, "id = ?", named):
+    for baseline in RunKey.find(connection, client_id, "id = ?", named):
         return baseline
     return find_latest_on_main_line(connection, client_id, run)
 

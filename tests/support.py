@@ -45,7 +45,7 @@ from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
 
 import findings_service
-from findings_adapters.serving import commits, processes, rsgi
+from findings_adapters.serving import commits, greeting, processes, rsgi
 from findings_adapters.webhooks import delivery, sending
 from findings_features import brief, exports, openapi
 from findings_service import Settings, create_app, create_blueprint
@@ -608,14 +608,17 @@ def invoke(*arguments: str) -> click.testing.Result:
 
 def program_with(**constants: Any) -> tuple[str, ...]:
     """Return the program with other constants of its module, the server or webhooks, for a test to wait for less."""
-    modules = (findings_service, commits, processes, rsgi, delivery, sending)
+    modules = (findings_service, commits, greeting, processes, rsgi, delivery, sending)
     owners = {name: next(each.__name__ for each in modules if hasattr(each, name)) for name in constants}
     imports = ", ".join(sorted({*owners.values()} - {"findings_service"}))
     changes = "; ".join(f"{owners[name]}.{name} = {value}" for name, value in constants.items())
     return (sys.executable, "-c", f"{IMPORTING}{', ' * bool(imports)}{imports}; {changes}; findings_service.main()")
 
 
-def start_process(line: list[str], db: Path, until: str = r"curl .*\n", cwd: Path = HOUSE, **env: str) -> Server:
+STARTED = r"curl .*\n|shown this once: .*\n"  # at a first start
+
+
+def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = HOUSE, **env: str) -> Server:
     """Start a server and return when it has said what `until` matches."""
     line, log = placed(line, cwd), db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
     env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
@@ -641,7 +644,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start servers, on one file unless FINDINGS_DB says otherwise, and stop them in the end."""
     started = []
 
-    def start(*options: str, until: str = r"curl .*\n", program: Sequence[str] = PROGRAM, **env: str) -> Server:
+    def start(*options: str, until: str = STARTED, program: Sequence[str] = PROGRAM, **env: str) -> Server:
         db = Path(env.pop("FINDINGS_DB", str(tmp_path / "served.db")))
         line = [*program, "serve", "--port", "0", "--db", db_at(db, ready=True), *options]
         started.append(start_process(line, db, until, **env))

@@ -195,7 +195,7 @@ def test_a_backup_takes_no_place_beside_what_a_crash_left(aged: Path, tmp_path: 
 def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path, how: signal.Signals) -> None:
     # Not one long sleep: a signal that arrives just before it would be looked at when it ends.
     slow = "lambda _: [print('begun', flush=True), *(time.sleep(0.05) for _ in range(1200))] and ()"
-    program = f"{IMPORTING} as heart, time; heart.SQLiteConnection.integrity_errors = {slow}; heart.main()"
+    program = f"{IMPORTING} as core, time; core.SQLiteConnection.integrity_errors = {slow}; core.main()"
     line = [sys.executable, "-c", program, "backup", str(tmp_path / "copy.db"), "--db", str(aged)]
     backing_up = start_process(line, tmp_path / "slow", "begun")
     assert len(list(tmp_path.glob("copy.db*.partial"))) == 1

@@ -361,7 +361,7 @@ def test_a_configuration_is_what_its_program_takes(kind: str, tmp_path: Path) ->
 def fields_of_the_api() -> list[str]:
     """Return the names of all fields and parameters that the API takes or answers."""
     models = [model for model in vars(findings_service).values() if isinstance(model, type)]
-    bases = tuple(getattr(findings_service, name) for name in ("Model", "Request", "Problem", "ProblemDetails"))
+    bases = tuple(getattr(findings_service, name) for name in ("Model", "RequestModel", "Problem", "ProblemDetails"))
     fields = [each for model in models if issubclass(model, bases) for each in msgspec.structs.fields(model)]
     return sorted({each.encode_name for each in fields})
 

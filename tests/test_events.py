@@ -20,7 +20,7 @@ import flask
 import pytest
 
 import findings_features.events as events
-import findings_service as heart
+import findings_service as core
 from tests.engines import db_at
 from tests.support import (
     API,
@@ -154,7 +154,7 @@ def test_events_are_filtered(client: Client, run: str) -> None:
 def test_a_filter_looks_at_some_entries_at_a_time_and_the_link_goes_on(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heart, "Held", fail)  # nobody waits while there is more to look at
+    monkeypatch.setattr(core, "Held", fail)  # nobody waits while there is more to look at
     monkeypatch.setattr(events, "LOOKED_AT", 5)
     client.submit(run, *(task() for _ in range(12)))
     client.finish(run)
@@ -169,7 +169,7 @@ def test_a_page_that_would_be_too_large_ends_early_and_the_link_goes_on(
 ) -> None:
     client.submit(run, *(task() for _ in range(9)))
     whole = told(client)
-    monkeypatch.setattr(heart, "PAGE_SIZE", 3_000)
+    monkeypatch.setattr(core, "PAGE_SIZE", 3_000)
     pages = list(followed(client))
     assert (len(pages) > 2, [each for page in pages for each in page]) == (True, whole)
 
@@ -190,7 +190,7 @@ def test_a_copy_begins_an_epoch_of_its_own_and_tells_the_way_on(
     copied = db_at(tmp_path / "copy.db")
     done = invoke("copy", "--from", db_at(tmp_path / "findings.db"), "--to", copied)
     assert done.exit_code == 0, done.output
-    other = client_of(heart.create_app(db=copied), name="another")
+    other = client_of(core.create_app(db=copied), name="another")
     assert types_of(other) == types_of(client)
     problem = assert_problem(other.get(f"{API}/events?after={place}"), 400, "invalid_parameter")
     assert "after=latest" in problem["detail"]
@@ -211,7 +211,7 @@ def test_what_is_deleted_leaves_the_feed_and_its_numbers_are_not_used_again(clie
 def test_a_run_that_the_clock_ends_was_finished_by_nobody(app: flask.Flask, client: Client, run: str) -> None:
     with database_of(app).transaction("default") as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z' WHERE client_id = 'default'")
-        heart.fail_idle_runs(connection, "default", 60)
+        core.fail_idle_runs(connection, "default", 60)
     last = told(client)[-1]
     assert (last["type"], last["by"], last["run"]["statusReason"]) == ("run.finished", None, "timeout")
 
@@ -238,7 +238,7 @@ def test_no_event_comes_behind_a_later_one_because_the_writers_of_a_client_wait_
     another = client_of(app, name="another")
     with ThreadPoolExecutor(1) as pool:
         with database_of(app).transaction("default") as connection:
-            heart.insert_run(connection, TESTER, "web", "", "{}")
+            core.insert_run(connection, TESTER, "web", "", "{}")
             later = pool.submit(another.finish, run)
             time.sleep(0.3)
             assert (later.done(), types_of(client)) == (False, ["run.started"])

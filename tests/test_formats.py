@@ -15,7 +15,7 @@ import pytest
 from test_ci import Job, assert_one_line, job
 from test_sarif import STRANGE, at, ids_of, log_with, places_in, result
 
-import findings_service as heart
+import findings_service as core
 from findings_adapters import formats
 from findings_adapters.ci import read_documents
 from findings_adapters.sarif.reading import IDENTITY, OURS, parse
@@ -93,9 +93,9 @@ def read(text: str | bytes, name: str = "report.json", source: Path | None = Non
     """Return the tasks of a report, which must be what a service takes."""
     told = text if isinstance(text, bytes) else text.encode()
     tests = formats.Tests()
-    document, _ = formats.as_sarif(name, told, str(source) if source else None, heart.Settings().max_sarif, tests)
+    document, _ = formats.as_sarif(name, told, str(source) if source else None, core.Settings().max_sarif, tests)
     tests.require_some()
-    parsed = parse(document, heart.Settings())
+    parsed = parse(document, core.Settings())
     assert not parsed.problems
     results = json.loads(document)["runs"][0]["results"]
     assert len(parsed.reports) == len(results)
@@ -104,7 +104,7 @@ def read(text: str | bytes, name: str = "report.json", source: Path | None = Non
 
 def refused(text: str | bytes, name: str = "report.json") -> str:
     """Return why a report is refused."""
-    with pytest.raises(heart.ValidationFailed) as error:
+    with pytest.raises(core.ValidationFailed) as error:
         read(text, name)
     return error.value.problems[0].detail
 
@@ -420,7 +420,7 @@ def test_wrong_kinds_anywhere_are_read_or_refused(name: str) -> None:
     for number, (holder, place) in enumerate(list(places_in(document))):
         right = holder[place]
         for holder[place] in STRANGE[number % 9 :: 9]:
-            with suppress(heart.ValidationFailed):
+            with suppress(core.ValidationFailed):
                 read(json.dumps(document))
         holder[place] = right
 

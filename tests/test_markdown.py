@@ -13,17 +13,17 @@ import pytest
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-import findings_service as heart
+import findings_service as core
 from findings_features.brief import Brief, KnownFinding, ResolvedFinding
 from tests.support import API, Server, task
 
-heart.load_modules()
+core.load_modules()
 
 from findings_adapters import markdown  # noqa: E402
 
 COMMONMARK = MarkdownIt("commonmark")
 FINDING = KnownFinding("a", "No label", None, None, "high", "open", None, None, None)
-TYPE = heart.ProjectType("id", "web", "Web", "Pages", "2026-11-21T00:00:00.000Z")
+TYPE = core.ProjectType("id", "web", "Web", "Pages", "2026-11-21T00:00:00.000Z")
 
 
 def brief_of(
@@ -34,7 +34,7 @@ def brief_of(
     **fields: Any,
 ) -> Brief:
     """Return a brief of some findings."""
-    counts = heart.Summary(len(findings), heart.SeverityCounts(high=len(findings)), heart.StatusCounts())
+    counts = core.Summary(len(findings), core.SeverityCounts(high=len(findings)), core.StatusCounts())
     whole = {"project_type": "web", "target_url": None, "branch": None} | fields
     whole |= {"resolved": list(resolved), "tasks": list(findings)}
     return Brief(**whole, summary=counts, extension_schema=msgspec.Raw(schema), omitted=omitted)
@@ -125,8 +125,8 @@ PIECES = st.sampled_from([*MARKUP, "\n", "\r", "\u2028", "\x85", "\t"])
 TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=12).map("".join)
 SOMETIMES = st.none() | TEXTS
 STATUSES = st.sampled_from(("open", "in_progress", "dismissed"))
-REASONS = st.none() | st.sampled_from(heart.REASONS)
-MARKS = (SOMETIMES, SOMETIMES, st.sampled_from(heart.SEVERITIES), STATUSES, REASONS, SOMETIMES, SOMETIMES)
+REASONS = st.none() | st.sampled_from(core.REASONS)
+MARKS = (SOMETIMES, SOMETIMES, st.sampled_from(core.SEVERITIES), STATUSES, REASONS, SOMETIMES, SOMETIMES)
 FINDINGS = st.builds(KnownFinding, TEXTS, TEXTS, *MARKS)
 
 
@@ -145,9 +145,9 @@ SCHEMAS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.lists(TEXTS, max_siz
 
 
 @hypothesis.settings(hypothesis.settings.get_profile("ci"))
-@hypothesis.given(st.lists(FINDINGS, max_size=4), SCHEMAS, st.builds(heart.ProjectType, *[TEXTS] * 5), TEXTS, TEXTS)
+@hypothesis.given(st.lists(FINDINGS, max_size=4), SCHEMAS, st.builds(core.ProjectType, *[TEXTS] * 5), TEXTS, TEXTS)
 def test_whatever_clients_wrote_is_in_one_code_block_and_comes_back(
-    findings: list[KnownFinding], schema: Any, about: heart.ProjectType, target: str, branch: str
+    findings: list[KnownFinding], schema: Any, about: core.ProjectType, target: str, branch: str
 ) -> None:
     place = {"project_type": about.name, "target_url": target, "branch": branch}
     text = markdown.write_brief(brief_of(*findings, schema=json.dumps(schema, indent=1), **place), about)

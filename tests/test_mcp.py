@@ -33,7 +33,7 @@ from mcp.shared.exceptions import MCPError
 from test_client import Fake
 
 import findings_client
-import findings_service as heart
+import findings_service as core
 from findings_adapters.mcp import server as mcp_server
 from findings_client import Remote, hurried, in_camel_case
 from findings_features import openapi
@@ -216,8 +216,8 @@ def start_door(log: Path, url: str, program: Sequence[str] = PROGRAM, **env: str
 def shaky(portal: BlockingPortal, folder: Path, service: Server) -> Iterator[Doors]:
     fake = Fake(service)
     # Started so, the command asks again at once.
-    impatient = "import findings_service as heart; import findings_client as client; client.FIRST_WAIT = 0.001"
-    door = start_door(folder / "shaky", fake.url, (sys.executable, "-c", f"{impatient}; heart.main()"))
+    impatient = "import findings_service as core; import findings_client as client; client.FIRST_WAIT = 0.001"
+    door = start_door(folder / "shaky", fake.url, (sys.executable, "-c", f"{impatient}; core.main()"))
     yield Doors(portal, service, door, fake)
     assert door.stop() == 0
     fake.stop()
@@ -458,7 +458,7 @@ def test_a_refusal_names_the_tool_that_mends_it(local: Agent) -> None:
 
 
 def test_no_sentence_of_the_service_reaches_an_agent_with_a_path_of_the_api() -> None:
-    sources = [Path(heart.__file__), *(HERE / "findings_features").glob("*.py")]
+    sources = [Path(core.__file__), *(HERE / "findings_features").glob("*.py")]
     sentences = [each for file in sources for each in re.findall(r'"[^"\n]* /api/v1/[^"\n]*"', file.read_text("utf-8"))]
     assert len(sentences) > 10
     assert [each for each in map(mcp_server.as_tools_say, sentences) if "/api/v1" in each] == []
@@ -641,7 +641,7 @@ def inside(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_arguments_are_what_the_api_takes(local: Agent) -> None:
-    document = openapi.document_of(*heart.REGISTRY.operations.values())
+    document = openapi.document_of(*core.REGISTRY.operations.values())
     for name, tool in local.tools().items():
         known = mcp_server.TOOLS[name]
         described = document["paths"][f"{API}/{known.path}"][known.method.lower()]
@@ -740,7 +740,7 @@ def test_the_configurations_of_the_docs_are_what_clients_read() -> None:
         if told.get("type") == "http":
             assert (told["url"][-4:], told["headers"].keys()) == ("/mcp", {"Authorization"})
         else:
-            mcp = heart.main.get_command(click.Context(heart.main), told["args"][0])
+            mcp = core.main.get_command(click.Context(core.main), told["args"][0])
             assert mcp.make_parser(click.Context(mcp)).parse_args(told["args"][1:])[1] == []
 
 
@@ -758,7 +758,7 @@ def test_a_process_on_standard_input_ends_cleanly(tmp_path: Path, how: signal.Si
         subprocess.Popen(line, env=environment(PYTHONPATH=str(HERE)), text=True, stderr=said, **pipes) as process,
     ):
         print(HELLO, file=process.stdin, flush=True)
-        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["version"] == heart.__version__
+        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["version"] == core.__version__
         process.send_signal(how) if how else process.stdin.close()
         assert (process.wait(PATIENCE), process.stdout.read()) == (0, "")
     told = rf"Findings .*: MCP on standard input and output, {re.escape(name_of(db))}\n"

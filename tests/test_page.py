@@ -29,7 +29,7 @@ try:
 except ImportError:
     playwright = None
 
-import findings_service as heart
+import findings_service as core
 from findings_adapters import page as room
 from tests.support import (
     API,
@@ -49,7 +49,7 @@ from tests.support import (
     task,
 )
 
-FILES = {path: served.args[0] for path, served in heart.REGISTRY.page_files.items()}
+FILES = {path: served.args[0] for path, served in core.REGISTRY.page_files.items()}
 OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]
 MOST_BYTES = 150_000
 MOST_LINES = 400
@@ -92,7 +92,7 @@ def test_the_page_is_only_read_and_nothing_else_is_there(app: flask.Flask) -> No
 @pytest.mark.parametrize("asks", [False, True])
 def test_an_application_that_embeds_the_service_has_the_page_if_it_asks(app: flask.Flask, asks: bool) -> None:
     host = flask.Flask("host")
-    service = heart.create_blueprint(app.extensions["findings"].settings, **({"page": True} if asks else {}))
+    service = core.create_blueprint(app.extensions["findings"].settings, **({"page": True} if asks else {}))
     host.register_blueprint(service, url_prefix="/findings")
     client = host.test_client()
     statuses = [client.get(path).status_code for path in ("/findings/", "/findings/page/app.js", "/")]

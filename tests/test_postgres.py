@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 
-import findings_service as heart
+import findings_service as core
 from findings_adapters.postgres import dialect
 from findings_adapters.serving import commits
 from findings_features import audit
@@ -26,7 +26,7 @@ from tests.support import PATIENCE, await_, cases, slowness
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")
 
-SCHEMA = heart.schema_path().read_text("utf-8")
+SCHEMA = core.schema_path().read_text("utf-8")
 COUNT = """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n"""
 OpenAt = Callable[..., store.PostgresDatabase]
@@ -41,13 +41,13 @@ def open_at() -> Iterator[OpenAt]:
     opened: list[store.PostgresDatabase] = []
 
     def open_url(url: str, *, fill: bool = True, **settings: Any) -> store.PostgresDatabase:
-        database = heart.database_for(heart.Settings.read(**{"db": url, "busy_timeout": PATIENCE, **settings}))
+        database = core.database_for(core.Settings.read(**{"db": url, "busy_timeout": PATIENCE, **settings}))
         assert isinstance(database, store.PostgresDatabase)
         opened.append(database)
         if fill:
             with database.transaction() as connection:
-                heart.insert_client(connection, "one")
-                heart.insert_client(connection, "two")
+                core.insert_client(connection, "one")
+                core.insert_client(connection, "two")
         return database
 
     yield open_url
@@ -174,13 +174,13 @@ def test_a_schema_is_made_and_brought_up_to_date_by_one_process(
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(counts, [open_at(url, fill=False) for _ in range(6)])) == [{}] * 6
     add(open_at(url), "a")
-    newer = heart.SCHEMA_VERSION + 1
+    newer = core.SCHEMA_VERSION + 1
     steps = (
         "ALTER TABLE counters ADD COLUMN colour TEXT NOT NULL DEFAULT '';\n"
         "UPDATE counters SET n = n + 1, colour = 'it''s; red' || CAST(n AS TEXT);"
     )
-    monkeypatch.setattr(heart, "SCHEMA_VERSION", newer)
-    monkeypatch.setitem(heart.REGISTRY.migrations, newer, heart.Migration(steps))
+    monkeypatch.setattr(core, "SCHEMA_VERSION", newer)
+    monkeypatch.setitem(core.REGISTRY.migrations, newer, core.Migration(steps))
     with ThreadPoolExecutor(4) as pool:
         assert [each["a"] for each in pool.map(counts, [open_at(url, fill=False) for _ in range(4)])] == [2] * 4
     assert run_in(url, "SELECT colour FROM counters WHERE scope = 'a'") == [("it's; red1",)]
@@ -189,8 +189,8 @@ def test_a_schema_is_made_and_brought_up_to_date_by_one_process(
 
 def assert_unusable(url: str, told: str) -> None:
     """Check that the service refuses a database, in one line without the password."""
-    with pytest.raises(heart.DatabaseUnusable, match=told) as refused:
-        heart.create_app(db=url)
+    with pytest.raises(core.DatabaseUnusable, match=told) as refused:
+        core.create_app(db=url)
     assert "\n" not in str(refused.value)
     assert "s3cret" not in str(refused.value)
 
@@ -233,7 +233,7 @@ def test_a_server_that_is_too_old_is_refused_and_busy_where_its_database_was_in_
     database.disconnect()
     monkeypatch.setattr(store, "OLDEST", 10**9)
     assert_unusable(url, "; 15 or newer is needed")
-    with pytest.raises(heart.Busy, match="cannot be reached"):
+    with pytest.raises(core.Busy, match="cannot be reached"):
         counts(database)
 
 
@@ -256,8 +256,8 @@ def test_the_name_of_a_database_has_no_password(url: str, name: str) -> None:
 
 
 def test_what_the_database_says_against_a_command_is_told_without_the_password() -> None:
-    with pytest.raises(click.ClickException) as told, heart.readable_errors("postgresql://u:s3cret@h/d?password=x"):
-        raise heart.Busy
+    with pytest.raises(click.ClickException) as told, core.readable_errors("postgresql://u:s3cret@h/d?password=x"):
+        raise core.Busy
     assert told.value.message.startswith("postgresql://u@h/d cannot be used: ")
 
 
@@ -275,8 +275,8 @@ def test_what_the_database_says_against_a_command_is_told_without_the_password()
     ],
 )
 def test_a_url_that_makes_no_sense_is_refused_in_one_line(url: str) -> None:
-    with pytest.raises(heart.ConfigurationError) as refused:
-        heart.database_for(heart.Settings.read(db=url))
+    with pytest.raises(core.ConfigurationError) as refused:
+        core.database_for(core.Settings.read(db=url))
     assert "s3cret" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -293,8 +293,8 @@ def test_the_parameters_of_the_url_win_and_are_read_as_libpq_reads_them() -> Non
 
 def test_on_windows_it_is_said_where_this_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("select.poll")
-    with pytest.raises(heart.ConfigurationError, match="is for Linux and macOS"):
-        heart.database_for(heart.Settings.read(db="postgresql://h/d"))
+    with pytest.raises(core.ConfigurationError, match="is for Linux and macOS"):
+        core.database_for(core.Settings.read(db="postgresql://h/d"))
 
 
 # Connections, transactions and the pipeline
@@ -341,7 +341,7 @@ def test_a_snapshot_sees_one_moment_and_writes_nothing(database: store.PostgresD
         for name in ("b", "c"):
             assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (1,)
             add(database, name)
-    with pytest.raises(heart.Busy), database.snapshot() as connection:
+    with pytest.raises(core.Busy), database.snapshot() as connection:
         connection.execute(COUNT, ("one", "d", "", 0, 1))
     assert counts(database) == {"a": 1, "b": 1, "c": 1}
 
@@ -372,7 +372,7 @@ def test_writers_of_a_client_queue_and_clients_do_not(database: store.PostgresDa
         connection.execute("SELECT 1").fetchone()
         pool.submit(write, "two").result(PATIENCE)
         for patience in (0, 0.05):
-            with pytest.raises(heart.Busy, match="Another writer"):
+            with pytest.raises(core.Busy, match="Another writer"):
                 pool.submit(write, "one", patience).result(PATIENCE)
         pool.submit(write, "one")
         time.sleep(0.1)
@@ -389,13 +389,13 @@ def test_a_deadlock_may_be_tried_again(database: store.PostgresDatabase) -> None
             both.wait()
             connection.lock(second, None)
 
-    with pytest.raises(heart.TryAgain), in_thread(lambda: write("one", "two")):
+    with pytest.raises(core.TryAgain), in_thread(lambda: write("one", "two")):
         write("two", "one")
 
 
 def test_last_uses_are_written_with_a_transaction_of_their_client(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
-        heart.insert_key(connection, "k", "one", "full")
+        core.insert_key(connection, "k", "one", "full")
         (key_id,) = connection.execute("SELECT id FROM api_keys WHERE client_id = ?", ("one",)).fetchone()
     database.use_later("one", "api_keys", key_id, "2026-01-01T00:00:00.000Z")
     with database.transaction("two"):
@@ -448,7 +448,7 @@ def test_connections_are_given_back_and_used_again(postgres: Databases, url: str
 
 def test_who_waits_for_a_connection_gets_the_next_one_or_is_told_in_time(url: str, open_at: OpenAt) -> None:
     hurried, database = open_at(f"{url}?pool_size=1", busy_timeout=0.2), open_at(f"{url}?pool_size=1", fill=False)
-    with hurried.reading(), pytest.raises(heart.Busy, match="all connections to it are in use"):
+    with hurried.reading(), pytest.raises(core.Busy, match="all connections to it are in use"):
         counts(hurried)
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda _: add(database, "a"), range(20)))
@@ -500,7 +500,7 @@ def test_a_list_that_somebody_cancels_is_busy(postgres: Databases, url: str, dat
         with database.snapshot() as connection, connection.limited(PATIENCE):
             connection.execute("SELECT pg_sleep(600)").fetchall()
 
-    with pytest.raises(heart.Busy), in_thread(cancel):
+    with pytest.raises(core.Busy), in_thread(cancel):
         read()
 
 
@@ -543,8 +543,8 @@ def test_one_process_maintains_until_it_is_gone(postgres: Databases, url: str, o
 def test_house_is_kept_for_all_clients_while_one_writes(database: store.PostgresDatabase) -> None:
     for client_id in ("one", "two"):
         with database.transaction(client_id) as connection:
-            heart.insert_project_type(connection, client_id, "web", "web", "", None)
-            heart.insert_run(connection, heart.Principal("", client_id, "", ""), "web", "", "{}", heart.MAIN_LINE)
+            core.insert_project_type(connection, client_id, "web", "web", "", None)
+            core.insert_run(connection, core.Principal("", client_id, "", ""), "web", "", "{}", core.MAIN_LINE)
     with database.transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'")
     await_(database.owns_maintenance)
@@ -573,16 +573,16 @@ def test_two_who_make_a_key_at_once_make_one(
 
     def make() -> None:
         with suppress(click.ClickException):
-            heart.create_key.callback("ci", "default" if known else "new", "agent", None, False, False, url)
+            core.create_key.callback("ci", "default" if known else "new", "agent", None, False, False, url)
 
     for name in ("select_live_keys", "select_keys"):
-        monkeypatch.setattr(heart, name, partial(meanwhile, getattr(heart, name)))
+        monkeypatch.setattr(core, name, partial(meanwhile, getattr(core, name)))
     if known:
         with database.transaction() as connection:
-            heart.insert_client(connection, "default")
-    service = heart.Service(heart.Settings(db=url))
-    heart.open_once(service)  # as a start does before it makes a key
-    for work in (make, lambda: heart.first_key(service)):
+            core.insert_client(connection, "default")
+    service = core.Service(core.Settings(db=url))
+    core.open_once(service)  # as a start does before it makes a key
+    for work in (make, lambda: core.first_key(service)):
         both.reset()
         with in_thread(work):
             work()
@@ -627,11 +627,11 @@ def test_a_connection_that_is_lost_before_commit_undoes_the_transaction_and_duri
                 assert connection.execute(COUNT, ("one", scope, "", 0, 1)).rowcount
                 postgres.end_connections(url)
 
-    with pytest.raises(heart.TryAgain):
+    with pytest.raises(core.TryAgain):
         write("a", "b")
-    with pytest.raises(heart.Busy, match="may be stored or not") as refused:
+    with pytest.raises(core.Busy, match="may be stored or not") as refused:
         write("c")
-    assert not isinstance(refused.value, heart.TryAgain)
+    assert not isinstance(refused.value, core.TryAgain)
     assert refused.value.headers["Retry-After"]
     add(database, "d")
     assert counts(database) == {"d": 1}
@@ -649,24 +649,24 @@ def test_a_reader_whose_server_is_silent_or_ends_the_connection_may_try_again(
             connection.execute("SELECT pg_sleep(2)").fetchall()
 
     for reading, patience in ((database.snapshot, PATIENCE), (database.reading, 0.2)):
-        with pytest.raises(heart.TryAgain):
+        with pytest.raises(core.TryAgain):
             read(reading, patience)
         assert counts(database) == {}
 
 
 def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> None:
     database = open_at(f"{url}?options=-cstatement_timeout%3D{200 * slowness():.0f}")
-    with pytest.raises(heart.Busy, match="too long"), database.transaction("one") as connection:
+    with pytest.raises(core.Busy, match="too long"), database.transaction("one") as connection:
         connection.execute("SELECT pg_sleep(5)").fetchall()
     add(database, "a")
     assert counts(database) == {"a": 1}
 
 
 def test_a_full_disk_and_what_is_too_long_for_an_index_are_told(database: store.PostgresDatabase) -> None:
-    with pytest.raises(heart.StorageFull, match="disk is full"), database.transaction("one") as connection:
+    with pytest.raises(core.StorageFull, match="disk is full"), database.transaction("one") as connection:
         connection.execute("DO $$ BEGIN RAISE disk_full; END $$").fetchall()
     scope = "".join(map(chr, range(0x4E00, 0x5600)))  # of which little can be compressed
-    with pytest.raises(heart.ValidationFailed) as refused:
+    with pytest.raises(core.ValidationFailed) as refused:
         add(database, scope)
     assert "2,500 bytes" in refused.value.problems[0].detail
     assert counts(database) == {}
@@ -680,7 +680,7 @@ def test_while_a_server_takes_no_more_connections_it_is_busy(own_server: MakeSer
         with suppress(psycopg.OperationalError):
             while True:
                 others.enter_context(psycopg.connect(server.url))
-        with pytest.raises(heart.Busy, match="cannot be reached"):
+        with pytest.raises(core.Busy, match="cannot be reached"):
             counts(database)
     assert counts(database) == {}
 
@@ -706,7 +706,7 @@ def test_a_standby_is_read_and_takes_no_writes(own_server: MakeServer, open_at: 
     try:
         reader = open_at(standby.url, fill=False)
         assert counts(reader) == {"a": 1}
-        with pytest.raises(heart.Busy, match="standby"):
+        with pytest.raises(core.Busy, match="standby"):
             add(reader, "b")
         either = standby.url.replace(":5433/", f":5433,{server.url.split('@')[1].split('/')[0]}/")
         follower = open_at(either, fill=False)  # of the one that takes writes
@@ -723,7 +723,7 @@ def test_a_standby_is_read_and_takes_no_writes(own_server: MakeServer, open_at: 
 
 def tried(work: Callable[[], object]) -> bool:
     """Do something, and tell whether it could be done."""
-    with suppress(heart.Busy):
+    with suppress(core.Busy):
         work()
         return True
     return False

@@ -14,7 +14,7 @@ from typing import Any
 import click.testing
 import pytest
 
-import findings_service as heart
+import findings_service as core
 from findings_adapters.postgres import copying
 from findings_features import audit
 from tests.engines import in_service, look_into
@@ -62,7 +62,7 @@ def check(db: object) -> str:
 @contextmanager
 def opened(db: object) -> Iterator[Any]:
     """Give an application with a database, which is closed in the end, and does not wait for the disk."""
-    app = heart.create_app(heart.Settings(db=str(db), synchronous="OFF"))
+    app = core.create_app(core.Settings(db=str(db), synchronous="OFF"))
     try:
         yield app
     finally:
@@ -142,7 +142,7 @@ def lived(tmp_path: Path) -> tuple[Path, str]:
         found = client.add(post(client, "runs", START, "of feature").json["id"], **whole | odd)
         client.triage(found, "dismissed", reason="false_positive", comment=ODD)
         with database_of(app).transaction() as connection:
-            heart.insert_client(connection, "other")  # with seqs behind those of the first
+            core.insert_client(connection, "other")  # with seqs behind those of the first
         use(client_of(app, client="other"), "other", 3)
     return tmp_path / "lived.db", client.key
 
@@ -243,7 +243,7 @@ def test_clients_with_the_same_seqs_find_room_in_a_file(url: str, tmp_path: Path
     with opened(url) as app:
         for name in counts:
             with database_of(app).transaction() as connection:
-                heart.insert_client(connection, name)
+                core.insert_client(connection, name)
         clients = {name: client_of(app, client=name) for name in counts}
         for name, count in counts.items():
             use(clients[name], name, count)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import findings_service as heart
+import findings_service as core
 from tests.engines import faults_of, in_service
 from tests.postgres_server import PORT, USER, Databases, MakeServer, fresh_url, name_in, run_in
 from tests.slow_network import SlowNetwork, slow_network
@@ -52,10 +52,10 @@ def with_agents(url: str, *names: str) -> list[Agent]:
     with in_service(url) as database:
         for name in names:
             with database.transaction() as connection:
-                key = heart.insert_key(connection, "agent", name, "full")
-                heart.insert_project_type(connection, name, "web", "web", "", None)
-                who = heart.Principal("", name, "agent", "full")
-                run = heart.insert_run(connection, who, "web", "https://a.example/", "{}", heart.MAIN_LINE)
+                key = core.insert_key(connection, "agent", name, "full")
+                core.insert_project_type(connection, name, "web", "web", "", None)
+                who = core.Principal("", name, "agent", "full")
+                run = core.insert_run(connection, who, "web", "https://a.example/", "{}", core.MAIN_LINE)
             made.append(Agent(name, key, run.id))
     return made
 
@@ -206,7 +206,7 @@ def test_what_a_finding_costs_does_not_grow_with_those_before(url: str) -> None:
     batches = [[{"title": "A", "severity": "low", "externalId": f"{n}-{m}"} for m in range(500)] for n in range(9)]
     (agent,) = with_agents(url, "one")
     run_in(url, "VACUUM ANALYZE")
-    app = heart.create_app(db=f"{url}?pool_size=1")
+    app = core.create_app(db=f"{url}?pool_size=1")
     headers = {"Authorization": f"Bearer {agent.key}"}
 
     def read_rows_for(*batches: list[dict[str, str]]) -> int:

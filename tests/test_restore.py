@@ -79,8 +79,8 @@ def refused(copy: Path, db: Path) -> str:
 
 def restored_behind(program: str, copy: Path, db: Path) -> int:
     """Restore in a process that runs some Python before it, and return its exit code."""
-    imports = f"{IMPORTING} as heart, os, signal, click; from findings_features import backup, restore"
-    line = (sys.executable, "-c", f"{imports}; {program}; heart.main()")
+    imports = f"{IMPORTING} as core, os, signal, click; from findings_features import backup, restore"
+    line = (sys.executable, "-c", f"{imports}; {program}; core.main()")
     return command("restore", str(copy), "--db", str(db), program=line).returncode
 
 
@@ -306,8 +306,8 @@ KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
 @pytest.mark.parametrize(
     ("name", "restored"),
     cases(
-        copying=("heart.SQLiteConnection.integrity_errors", False),
-        made=("heart.begin_epoch", False),
+        copying=("core.SQLiteConnection.integrity_errors", False),
+        made=("core.begin_epoch", False),
         before=("os.link", False),
         between=("backup.take_place", False),
         after=("click.echo", True),
@@ -325,7 +325,7 @@ def test_a_restore_that_is_killed_leaves_the_old_or_the_new_whole(
 
 def test_a_restore_that_is_told_to_stop_leaves_nothing(aged: Path, copy: Path, tmp_path: Path) -> None:
     before, there = content_of(aged), {*files_in(tmp_path)}
-    stop = "heart.SQLiteConnection.integrity_errors = lambda _: os.kill(os.getpid(), signal.SIGTERM) or ()"
+    stop = "core.SQLiteConnection.integrity_errors = lambda _: os.kill(os.getpid(), signal.SIGTERM) or ()"
     assert restored_behind(stop, copy, aged) == 1
     assert (content_of(aged), {*files_in(tmp_path)}) == (before, there)
 

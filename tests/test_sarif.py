@@ -31,7 +31,7 @@ import pytest
 import regex
 from hypothesis import strategies as st
 
-import findings_service as heart
+import findings_service as core
 from findings_features.labels import foreign_labels
 from tests.support import (
     API,
@@ -50,7 +50,7 @@ from tests.support import (
     task,
 )
 
-heart.load_modules()
+core.load_modules()
 
 from findings_adapters import ci, sarif  # noqa: E402
 from findings_adapters.sarif.source import with_source  # noqa: E402
@@ -150,8 +150,8 @@ def results_of(document: bytes) -> list[dict[str, Any]]:
     return sorted(results, key=lambda each: (each.get("fingerprints", {}).get(OURS, ""), each["message"]["text"]))
 
 
-def parse(document: Any) -> heart.Parsed:
-    return sarif.parse(bytes_of(document), heart.Settings())
+def parse(document: Any) -> core.Parsed:
+    return sarif.parse(bytes_of(document), core.Settings())
 
 
 def ids_of(document: Any) -> list[str | None]:
@@ -387,7 +387,7 @@ LEVELS = cases(
 @pytest.mark.parametrize(("of_result", "of_rule", "severity"), LEVELS)
 def test_a_severity_comes_from_a_score_or_else_the_level(of_result: Any, of_rule: Any, severity: str) -> None:
     parsed = parse(log_with(result(**of_result), rules=[{"id": "R1", **of_rule}]))
-    assert [report.severity for report in parsed.reports] == [heart.RANKS[severity]]
+    assert [report.severity for report in parsed.reports] == [core.RANKS[severity]]
 
 
 def test_what_holds_no_finding_is_a_clean_scan(client: Client, run: str) -> None:
@@ -419,7 +419,7 @@ def test_a_result_fills_rule_location_and_tags_beside_its_extensions(client: Cli
     assert found["extensions"] == {"ruleId": "R1", "tool": "Scanner", "file": "src/a.py", "line": 3, "tags": tags}
     # Tasks of before schema 9 were given theirs by these extensions, so that the next scan leaves them as they are.
     told = (found["extensions"][name] for name in ("ruleId", "file", "line", "tags"))
-    assert foreign_labels(*told) == (*marks, heart.to_json_text(tags))
+    assert foreign_labels(*told) == (*marks, core.to_json_text(tags))
 
 
 # Identity
@@ -499,7 +499,7 @@ def test_what_a_scanner_did_not_look_at_is_a_finding(document: Any, expected: li
     found = [each for each in parsed.reports if each.rule == "not-checked"]
     assert [each.location for each in found] == [place for _, place in expected]
     assert all(title in each.title for each, (title, _) in zip(found, expected, strict=True))
-    assert {each.severity for each in found} <= {heart.RANKS["high"]}
+    assert {each.severity for each in found} <= {core.RANKS["high"]}
 
 
 def test_what_was_not_checked_is_known_again_by_its_place(client: Client) -> None:
@@ -621,9 +621,9 @@ def test_extensions_are_kept_as_far_as_the_type_admits_them(client: Client, sche
 
 
 def test_a_large_schema_is_compiled_once_for_many_results(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, make = list[str](), heart.make_validators
-    monkeypatch.setattr(heart, "make_validators", lambda text: made.append(text) or make(text))
-    text = {"type": "string", "description": "x" * heart.CACHED_SCHEMA}
+    made, make = list[str](), core.make_validators
+    monkeypatch.setattr(core, "make_validators", lambda text: made.append(text) or make(text))
+    text = {"type": "string", "description": "x" * core.CACHED_SCHEMA}
     client.register("large", {"properties": {"file": text, "tags": {"maxItems": 1}}})
     results = [result(locations=[at(f"{n}.py")], properties={"tags": ["a", "b"][: n % 2 + 1]}) for n in range(100)]
     assert send(client, client.start("large"), log_with(*results)).json["created"] == 100
@@ -632,7 +632,7 @@ def test_a_large_schema_is_compiled_once_for_many_results(client: Client, monkey
 
 
 def test_a_document_that_takes_too_long_is_refused() -> None:
-    parsed = sarif.parse(bytes_of(log_with(result())), heart.Settings(schema_timeout=0))
+    parsed = sarif.parse(bytes_of(log_with(result())), core.Settings(schema_timeout=0))
     assert ([problem.pointer for problem in parsed.problems], parsed.complete) == ([""], False)
 
 
@@ -664,9 +664,9 @@ CRITERION = st.fixed_dictionaries({"description": WORDS, "automatable": st.boole
 NO_CONTROLS = st.characters(exclude_categories=["Cc"], codec="utf-8")
 SHORT = st.text(NO_CONTROLS, min_size=1, max_size=64).filter(str.strip)
 TASKS = st.fixed_dictionaries(
-    {"title": WORDS.filter(str.strip), "severity": st.sampled_from(heart.SEVERITIES)},
+    {"title": WORDS.filter(str.strip), "severity": st.sampled_from(core.SEVERITIES)},
     optional={
-        "status": st.sampled_from(heart.TASK_STATUSES),
+        "status": st.sampled_from(core.TASK_STATUSES),
         "description": WORDS,
         "evidence": st.lists(EVIDENCE, max_size=2),
         "remediation": st.lists(st.fixed_dictionaries({"instruction": WORDS}), max_size=2),
@@ -750,7 +750,7 @@ def test_an_agents_rule_location_and_tags_tell_code_scanning_as_much(client: Cli
 
 
 def test_a_severity_becomes_a_level_and_a_score(client: Client, run: str) -> None:
-    client.submit(run, *(task(severity=severity, externalId=severity) for severity in heart.SEVERITIES))
+    client.submit(run, *(task(severity=severity, externalId=severity) for severity in core.SEVERITIES))
     told = {
         each["fingerprints"][OURS]: (each["level"], each["kind"], each["properties"].get("security-severity"))
         for each in results_of(export(client))
@@ -1124,7 +1124,7 @@ LEGITIMATE: Any = cases(
 
 @pytest.mark.parametrize(("results", "members"), LEGITIMATE)
 def test_large_documents_of_scanners_are_accepted(results: Any, members: Any) -> None:
-    parsed = sarif.parse(bytes_of(log_with(*results, **members)), heart.Settings(schema_timeout=60))
+    parsed = sarif.parse(bytes_of(log_with(*results, **members)), core.Settings(schema_timeout=60))
     assert (parsed.problems, len(parsed.reports)) == ([], len(results))
 
 
@@ -1142,10 +1142,10 @@ def test_scan_reads_a_document_that_the_service_takes_in_parts(tmp_path: Path) -
 
 MEASURED = """
 import json, os, resource, sys, time
-import findings_service as heart
-heart.load_parts()
+import findings_service as core
+core.load_parts()
 from findings_adapters import sarif
-settings = heart.Settings()
+settings = core.Settings()
 for path in sys.argv[1:]:
     if os.fork():  # each in a process of its own, for the sake of its memory
         os.wait()
@@ -1156,7 +1156,7 @@ for path in sys.argv[1:]:
     try:
         parsed = sarif.parse(text, settings)
         outcome = "refused" if parsed.problems else "taken"
-    except heart.ServiceError as error:
+    except core.ServiceError as error:
         outcome = str(error.status)
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     print(json.dumps([os.path.basename(path), outcome, time.process_time() - began, memory]), flush=True)
@@ -1204,7 +1204,7 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
 
 
 def test_a_long_list_is_written_as_it_is_read(client: Client, run: str) -> None:
-    stored = heart.decoder(heart.Task).decode(client.get(f"{API}/tasks/{client.add(run)}").data)
+    stored = core.decoder(core.Task).decode(client.get(f"{API}/tasks/{client.add(run)}").data)
     unread: Any = dict.fromkeys(("tags", "evidence", "remediation", "success_criteria"), msgspec.Raw(b"[]"))
     listed = exports.ListedTask(msgspec.structs.replace(stored, **unread))
     for write in (sarif.write_sarif, exports.write_csv):
@@ -1277,9 +1277,9 @@ def various(client: Client) -> bytes:
     bring(client, log_with(*(result(ruleId=f"R{number}") for number in range(3)), rules=[RULE]))
     run = client.start("web")
     files = ("/abs/a b.py", "C:/x.cs", "//host/x", "é:?#.py", "https://example.com/x?y", 5)
-    for (number, severity), file in itertools.product(enumerate(heart.SEVERITIES), files):
+    for (number, severity), file in itertools.product(enumerate(core.SEVERITIES), files):
         client.add(run, severity=severity, extensions={"file": file, "line": number, "tool": "T", "ruleId": severity})
-    for severity in heart.SEVERITIES:
+    for severity in core.SEVERITIES:
         client.triage(client.add(run, severity=severity, title="{0} [x](1)"), "dismissed", comment="so it is")
     for number, location in enumerate(("src/a b.py:7", "src/é#.py:7:1", r"C:\x.cs", "/abs/[x]", "#main > a")):
         client.add(run, rule=f"1.{number} <é>", location=location, tags=["a", f"{number} é"])

@@ -36,6 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from findings_adapters.markdown import fence_for
 from findings_adapters.mcp.tools import ARGUMENTS, TOOLS, Tool, input_schema, told_tool
 from findings_adapters.serving import processes
+from findings_adapters.serving.greeting import exposure_warning, free_port, url_of
 from findings_client import (
     MARKDOWN,
     Client,
@@ -53,6 +54,7 @@ from findings_client import (
     quoted,
 )
 from findings_features.me import Me
+from findings_features.stderr import write_unlocked
 from findings_service import (
     API,
     JSON_TYPE,
@@ -71,13 +73,9 @@ from findings_service import (
     Unauthorized,
     WrongMethod,
     __version__,
-    exposure_warning,
-    free_port,
     is_closed,
     match_path,
     truncate,
-    url_of,
-    write_unlocked,
 )
 
 Context = ServerRequestContext[Any, Any]

@@ -401,7 +401,7 @@ class PostgresDatabase(Database):
     A thread has one for as long as it reads, or for a transaction.
     """
 
-    advice = {  # noqa: RUF012 - as the heart has it
+    advice = {  # noqa: RUF012 - as the core has it
         "backup": "for PostgreSQL say: pg_dump --format=custom --file=findings.dump {name}",
         "compact": (
             "PostgreSQL's autovacuum gives the space to what comes next, and where much was removed, this gives it back"

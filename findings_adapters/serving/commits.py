@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from findings_features.stderr import write_unlocked
 from findings_service import (
     Busy,
     Connection,
@@ -29,7 +30,6 @@ from findings_service import (
     log,
     problem_response,
     timestamp,
-    write_unlocked,
 )
 
 LAST_WORDS = 0.5  # seconds that there are to say why a process ends

@@ -23,25 +23,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from findings_adapters.serving import commits, rsgi
+from findings_adapters.serving.greeting import exposure_warning, free_port, greet, reachable, url_of
+from findings_features import stderr
 from findings_service import (
     ENGINE_ERRORS,
     KIB,
-    REGISTRY,
     STOPPING,
     ConfigurationError,
     DatabaseUnusable,
     Service,
     Settings,
     accompanied,
-    exposure_warning,
-    greet,
     load_module,
     log,
-    reachable,
     start_service,
     timestamp,
-    url_of,
-    write_unlocked,
 )
 
 Greeting = Callable[[], object]  # what says that the service answers
@@ -80,10 +76,10 @@ class LineWriter(logging.Handler):
 
     def _work(self) -> None:
         for line in iter(self._lines.get, None):
-            write_unlocked(line)
+            stderr.write_unlocked(line)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
+                stderr.write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
 
 
 def as_json(text: str) -> str:
@@ -319,13 +315,14 @@ def serve(settings: Settings, host: str, port: int, workers: int) -> None:
     if settings.keep and (missing := load_module("findings_features.deletion")):
         raise ConfigurationError(f"FINDINGS_KEEP needs {missing}")
     if settings.log == "json" and logging.lastResort:
-        REGISTRY.log_form = as_json
+        stderr.log_form = as_json
         logging.lastResort.setFormatter(JSONLines())
     os.environ.pop(METRICS_FOLDER, None)  # which another start had
     with ExitStack() as held:
         if settings.metrics and workers > 1:  # a new one, because figures begin at zero with each start
             folder = tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True)
             os.environ[METRICS_FOLDER] = held.enter_context(folder)
+        port = free_port(host, port)
         service = start_service(settings)
         greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
         held.enter_context(closing(service.database))  # last of all: who closes last folds the WAL into the file

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from findings_adapters.serving import commits
+from findings_features.events import LongPoll
 from findings_service import (
     ANONYMOUS,
     DOCUMENT_PIECE,
@@ -32,8 +33,8 @@ from findings_service import (
     ApiRequest,
     Body,
     Busy,
+    Check,
     HandlerResult,
-    LongPoll,
     PendingWrite,
     Response,
     Service,
@@ -189,11 +190,6 @@ UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which 
 MOST_HELD = 100  # requests that wait for something to happen; a further one is told at once that nothing did
 LOOK_AGAIN = 0.5  # seconds until it is looked again whether it did
 SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
-# For what takes long elsewhere; a client has one of each at most.
-POOLS = {"body": 1, "read": 1, "export": 1, "check": 2, "probe": 1, "send": 2}
-PATIENCE = {"send": 5.0}  # seconds that others may wait for those who wait for strangers
-
-
 # Of glibc (mallopt(3)): how many arenas threads share (M_ARENA_MAX), and the bytes from which on freed memory goes back
 # to the system (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). By default each thread keeps the most that it ever needed.
 ALLOCATION = ((-8, 2), (-3, 1024 * KIB), (-1, 8192 * KIB))
@@ -213,10 +209,11 @@ class RSGIApp:
             for parameter in ALLOCATION:
                 mallopt(*parameter)
         self._scheduler = commits.CommitScheduler(database, service.listeners)
-        self._threads = {name: Threads(name, count, 1, PATIENCE.get(name)) for name, count in POOLS.items()}
+        self._pools: dict[type[ThreadJob], Threads] = {}
+        self._probing, self._requests = Threads("probe", 1, 1), None
         if count := database.threads:
             share = math.ceil(SHARE_OF_CLIENT * count)
-            self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
+            self._requests = Threads("request", count, share, settings.busy_timeout)
         limits = (settings.max_body, *(form.limit(settings) for form in REGISTRY.submission_formats.values()))
         self._stopping = asyncio.Event()
         self._held = 0
@@ -230,8 +227,15 @@ class RSGIApp:
     def close(self) -> None:
         """Finish what is to be written, once no more requests come."""
         self._scheduler.stop()
-        for threads in self._threads.values():
-            threads.stop()
+        for threads in (self._probing, self._requests, *self._pools.values()):
+            if threads is not None:
+                threads.stop()
+
+    def _pool_of(self, job: type[ThreadJob]) -> Threads:
+        """Return the threads of a class of jobs, of which a client may have one at a time."""
+        if job not in self._pools:
+            self._pools[job] = Threads(job.__name__, job.threads, 1, job.patience)
+        return self._pools[job]
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
@@ -299,7 +303,7 @@ class RSGIApp:
     async def _answer(self, request: ApiRequest, body: IncomingBody) -> Response:
         """Take a request through its steps. What is not soon done goes to a thread, and what writes to who commits."""
         if request.own_path == "/healthz":  # which asks how the database is: that may have to be waited for
-            probing = self._threads["probe"].run(request, partial(request.respond, lambda _: Body()))
+            probing = self._probing.run(request, partial(request.respond, lambda _: Body()))
             try:
                 return await asyncio.wait_for(probing, HEALTH_TIME)
             except TimeoutError:
@@ -309,7 +313,7 @@ class RSGIApp:
             return await self._finish(request, given)
         with self._budget.holding(request.client_id) as hold:  # until it is stored, because its tasks are as large
             arrived = await body.receive(request.limit, hold)
-            threads = self._threads["check"] if len(arrived.text) > SMALL_BODY else None
+            threads = self._pool_of(Check) if len(arrived.text) > SMALL_BODY else None
             return await self._finish(request, await self._take(request, partial(request.judge, arrived), threads))
 
     async def _take(
@@ -321,14 +325,14 @@ class RSGIApp:
             given = step()
             return None if given is None else request.finish(given)
 
-        if all_steps := self._threads.get("request"):
-            return await all_steps.run(request, to_the_end)
+        if self._requests:
+            return await self._requests.run(request, to_the_end)
         return await threads.run(request, step) if threads else step()
 
     async def _finish(self, request: ApiRequest, given: HandlerResult) -> Response:
         """Have done what is left to do: what takes long in a thread, what writes by the scheduler."""
         while isinstance(given, ThreadJob):
-            given = await self._threads[given.pool].run(request, partial(request.attempt, given.work))
+            given = await self._pool_of(type(given)).run(request, partial(request.attempt, given.work))
         return await self._scheduler.commit(given) if isinstance(given, PendingWrite) else given
 
     async def _hold(self, request: ApiRequest, answer: Response, protocol: Any) -> Response:

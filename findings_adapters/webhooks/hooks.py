@@ -205,6 +205,13 @@ NOT_PUBLIC = (
 )
 
 
+class OutboundJob(ThreadJob, eq=False, frozen=True):
+    """A request to a host that somebody named, and its name's resolution."""
+
+    threads = 2
+    patience = 5.0  # others do not wait longer for strangers
+
+
 @operation("POST", "/api/v1/webhooks", "full", {201: CreatedWebhook}, body=WebhookDefinition)
 def post_webhooks(request: ApiRequest) -> ThreadJob:
     """Make a webhook, for what comes from now on. The answer has its secret, this once."""
@@ -218,7 +225,7 @@ def post_webhooks(request: ApiRequest) -> ThreadJob:
             raise ValidationFailed([Problem(NOT_PUBLIC, "/url", value=truncate(body.url))]) from None
         return PendingWrite(request, partial(insert_webhook, request=request, body=body))
 
-    return ThreadJob("send", check)
+    return OutboundJob(check)
 
 
 @operation("GET", "/api/v1/webhooks", "full", {200: Webhooks})
@@ -284,7 +291,7 @@ def post_webhook_test(request: ApiRequest, webhook_id: str) -> ThreadJob:
         answer = json_response(200, Attempt(outcome.error is None, outcome.status, outcome.error))
         return answer if request.request_key is None else PendingWrite(request, lambda _: answer)
 
-    return ThreadJob("send", attempt)
+    return OutboundJob(attempt)
 
 
 OPERATIONS = (post_webhooks, get_webhooks, get_webhook, patch_webhook, delete_webhook, post_webhook_test)

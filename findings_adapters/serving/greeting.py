@@ -1,0 +1,68 @@
+"""What a server says when it starts: its URL, and the first API key of a new database."""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+
+from findings_features.stderr import write_unlocked
+from findings_service import STDERR, Service, __version__, hashed, insert_first_key, is_closed
+
+
+def free_port(host: str, port: int) -> int:
+    """Return the port to listen on, a free one for 0. :raises OSError: if another program listens there.
+
+    granian opens its sockets so that several may share a port, and so would share it with anybody in silence.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        return int(probe.getsockname()[1])
+
+
+def reachable(host: str) -> str:
+    """Return the address by which this machine reaches a host that it listens on."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a service."""
+    name = reachable(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+FIRST_KEY = """
+This is the first API key, of client "default" and level "full". It is shown this once:
+
+    export FINDINGS_KEY={key}
+
+Try it:
+
+    curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
+"""
+
+
+def greet(service: Service, warning: str, url: str) -> None:
+    """Say that a service answers, and at a first start what its first key is, and what to try.
+
+    The key is made now, so that a start that fails leaves none behind that nobody has seen, and once standard error
+    takes it: a pipe of which poll(2) says so takes what is this short whole. A key that cannot be shown goes again.
+    """
+    select.select([], [STDERR], [])
+    key = None if is_closed(sys.stderr) else insert_first_key(service)
+    write_unlocked(f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}")
+    if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
+        with service.database.transaction("default") as connection:
+            connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))
+
+
+def exposure_warning(host: str) -> str:
+    """Return a line of warning where others can reach the service: keys would cross the network in the clear."""
+    if host in ("127.0.0.1", "::1"):
+        return ""
+    return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"
