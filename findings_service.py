@@ -3687,35 +3687,51 @@ def evidence_labels(evidence: Iterable[Any]) -> str:
 
 
 SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
-# The last is not shown: what changes the bulk of a task leaves an entry, several in a millisecond as well. They are
-# counted, because a copy may number them anew.
-HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
-    NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
-    {SEVERITY_NAME}, tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
-    tasks.times_seen, tasks.rule, tasks.location, tasks.tags,
+EMPTY = {"evidence": "[]", "remediation": "[]", "success_criteria": "[]", "extensions": "{}"}  # as NULL is shown
+EXPRESSIONS = {
+    "target_url": "NULLIF(tasks.target_url, '')",
+    "branch": "NULLIF(tasks.branch, '')",
+    "severity": SEVERITY_NAME,
+} | {name: f"COALESCE(task_details.{name}, '{empty}')" for name, empty in EMPTY.items()}
+# The fields that the tables hold. The ETag is a hash of a task's row.
+HEAD_FIELDS = tuple(name for name in TaskHead.__struct_fields__ if name != "etag")
+DETAIL_FIELDS = tuple(name for name in Task.__struct_fields__ if name not in TaskHead.__struct_fields__)
+
+
+def columns_of(table: str, names: Iterable[str]) -> str:
+    """Return the columns of a table, or the expressions over them, that fields are read from."""
+    return ", ".join(EXPRESSIONS.get(name, f"{table}.{name}") for name in names)
+
+
+# Entries of the history are counted, because a change of the details alone adds one, several in a millisecond as well.
+# Their seqs would not do: a copy may number them anew.
+HEAD_COLUMNS = f"""{columns_of("tasks", HEAD_FIELDS)},
     (SELECT COUNT(*) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq)"""
-DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
-    COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
-    COALESCE(task_details.extensions, '{}')"""
+DETAIL_COLUMNS = columns_of("task_details", DETAIL_FIELDS)
 DETAILS = "JOIN task_details ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq"
 NO_TAGS = Raw(b"[]")
 
 
-def head_fields(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the fields of a TaskHead from a row of HEAD_COLUMNS. Stored JSON goes out as it is."""
-    *fields, tags, _ = row
-    etag = f'"{hashlib.sha256(to_json(row)).hexdigest()[:32]}"'
-    return *fields, Raw(tags) if tags else NO_TAGS, etag
+def row_etag(head: Sequence[Any]) -> str:
+    """Return the ETag of a task from a row of HEAD_COLUMNS."""
+    return f'"{hashlib.sha256(to_json(head)).hexdigest()[:32]}"'
 
 
 def task_head(row: Sequence[Any]) -> TaskHead:
-    """Return a task from a row of HEAD_COLUMNS."""
-    return TaskHead(*head_fields(row))
+    """Return a task from a row of HEAD_COLUMNS. Its tags are stored JSON, which goes out as it is."""
+    head: Any = TaskHead(*(*row[:-1], row_etag(row)))
+    head.tags = Raw(head.tags) if head.tags else NO_TAGS
+    return cast(TaskHead, head)
 
 
 def task_model(row: Sequence[Any]) -> Task:
     """Return a task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. Stored JSON goes out as it is."""
-    return Task(*(*head_fields(row[:-5]), row[-5], *map(Raw, row[-4:])))
+    *fields, _ = head = row[: len(HEAD_FIELDS) + 1]
+    task: Any = Task(*(*fields, row_etag(head), *row[len(head) :]))
+    task.tags = Raw(task.tags) if task.tags else NO_TAGS
+    for name in EMPTY:
+        setattr(task, name, Raw(getattr(task, name)))
+    return cast(Task, task)
 
 
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
@@ -3957,22 +3973,40 @@ def select_history(
 # ---------------------------------------------------------------------------
 
 
-class NewTask(Struct, gc=False):
+class TaskContent(Struct, gc=False):
+    """Fields of a task that reports set. Each is the column of its name, in `tasks` if lists show it, else details."""
+
+    title: str
+    severity: int
+    description: str | None = None
+    evidence: str | None = None
+    remediation: str | None = None
+    success_criteria: str | None = None
+    extensions: str | None = None
+    rule: str | None = None
+    location: str | None = None
+    tags: str | None = None
+
+
+CONTENT = TaskContent.__struct_fields__
+content_of = attrgetter(*CONTENT)
+HEAD_CONTENT = tuple(name for name in CONTENT if name in HEAD_FIELDS)
+DETAIL_CONTENT = tuple(name for name in CONTENT if name in DETAIL_FIELDS)
+head_content_of, detail_content_of = attrgetter(*HEAD_CONTENT), attrgetter(*DETAIL_CONTENT)
+CONTENT_COLUMNS = ", ".join(f"{'tasks' if name in HEAD_CONTENT else 'task_details'}.{name}" for name in CONTENT)
+# Content that is stored as it is sent; all other has its own form.
+PLAIN_CONTENT = tuple(name for name in CONTENT if name not in {"severity", "tags", *EMPTY})
+plain_content_of = attrgetter(*PLAIN_CONTENT)
+API_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Task)}
+SEARCHED = {"title", "evidence", "rule", "location", "tags", "externalId"}  # of what a report may change
+
+
+class NewTask(TaskContent, gc=False, kw_only=True):
     """One submitted task, checked, in the form in which it is stored; `labels` are those of its evidence."""
 
     external_id: str | None
-    status: TaskStatus | None
-    title: str
-    severity: int
-    description: str | None
-    evidence: str | None
-    remediation: str | None
-    success_criteria: str | None
-    extensions: str | None
-    labels: str
-    rule: str | None
-    location: str | None
-    tags: str | None
+    status: TaskStatus | None = None
+    labels: str = ""
     former_ids: Sequence[str] = ()
     old_id: str = ""  # another one that it may have had, which is not kept
     old_title: str = ""  # the title, but for numbers, of the finding that this one names; "" for any
@@ -3986,11 +4020,6 @@ class NewTask(Struct, gc=False):
         """What the task is found by."""
         tags = tags_in(self.tags) if self.tags else ()
         return words_of(self.title, self.external_id, self.labels, self.rule, self.location, tags)
-
-    @property
-    def details(self) -> tuple[str | None, ...]:
-        """The columns of task_details."""
-        return (self.description, self.evidence, self.remediation, self.success_criteria, self.extensions)
 
 
 class TaskRow(Record, frozen=True):
@@ -4024,35 +4053,25 @@ class TaskRow(Record, frozen=True):
         return replace(self, status=status, reason=reason, assignee=assignee, is_decided=decided)
 
 
-JSON_CONTENT = ("evidence", "remediation", "successCriteria", "extensions")
-CONTENT = ("title", "severity", "description", *JSON_CONTENT, "rule", "location", "tags", "branch", "externalId")
-SEARCHED = {"title", "evidence", "rule", "location", "tags", "externalId"}  # of what a report may change
-
-
 class StoredFinding(Record, frozen=True):
     """A stored finding that is reported again."""
 
     state: TaskRow
+    content: TaskContent
     external_id: str
-    title: str
-    location: str | None
-    details: tuple[str | None, ...]
     seen_by_run: bool
 
     def changed(self, report: NewTask, branch: str) -> list[str]:
-        """Name the fields that the report, and the branch behind it, change, as the API calls them."""
-        state = self.state
-        before: tuple[Any, ...] = (self.title, state.severity, *self.details, state.rule, self.location, state.tags)
-        before = (*before, state.branch, self.external_id)
-        after: tuple[Any, ...] = (report.title, report.severity, *report.details, report.rule, report.location)
-        after = (*after, report.tags, branch, report.external_id)
+        """Return the API's names of the fields that the report, and the branch of its run, change."""
+        before = (*content_of(self.content), self.state.branch, self.external_id)
+        after = (*content_of(report), branch, report.external_id)
         if before == after:
             return []
         # Left out, extensions are {}: only they are stored as they were sent.
         return [
-            name
-            for name, one, other in zip(CONTENT, before, after, strict=True)
-            if one != other and not (name in JSON_CONTENT and same_json(one or "{}", other or "{}"))
+            API_NAMES[name]
+            for name, one, other in zip((*CONTENT, "branch", "external_id"), before, after, strict=True)
+            if one != other and not (name in EMPTY and same_json(one or "{}", other or "{}"))
         ]
 
     def next_state(self, report: NewTask, branch: str) -> TaskRow:
@@ -4083,8 +4102,7 @@ class StoredFinding(Record, frozen=True):
         return RepeatedReport(self, report, self.changed(report, branch), self.next_state(report, branch))
 
 
-TASK_ROW_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity,
-    tasks.project_type, tasks.target_url, tasks.branch, tasks.rule, tasks.tags, tasks.is_decided"""
+TASK_ROW_COLUMNS = ", ".join(f"tasks.{name}" for name in TaskRow.__struct_fields__)
 
 
 def select_task_rows(connection: Connection, client_id: str, condition: str, value: str) -> list[TaskRow]:
@@ -4106,9 +4124,7 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
     What the same transaction has stored has other ids. PostgreSQL counts none of it yet, and would go through all.
     """
     rows = connection.execute(
-        f"""SELECT {TASK_ROW_COLUMNS}, tasks.external_id, tasks.title, tasks.location,
-                task_details.description, task_details.evidence, task_details.remediation,
-                task_details.success_criteria, task_details.extensions,
+        f"""SELECT {TASK_ROW_COLUMNS}, {CONTENT_COLUMNS}, tasks.external_id,
                 (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
                  AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
             FROM tasks {DETAILS}
@@ -4126,9 +4142,12 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
             json.dumps(external_ids),
         ),
     )
-    return {
-        row[12]: StoredFinding(TaskRow(*row[:12]), row[12], row[13], row[14], row[15:20], bool(row[20])) for row in rows
-    }
+    content, rest = len(TaskRow.__struct_fields__), len(TaskRow.__struct_fields__) + len(CONTENT)
+    found = (
+        StoredFinding(TaskRow(*row[:content]), TaskContent(*row[content:rest]), row[rest], bool(row[rest + 1]))
+        for row in rows
+    )
+    return {finding.external_id: finding for finding in found}
 
 
 COUNTED_BY = attrgetter("project_type", "target_url", "branch", "rule", "tags", "status", "severity")
@@ -4263,20 +4282,20 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
         for seq, task_id, new in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
     ]
     connection.executemany(
-        """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
-               title, severity, status, created_at, updated_at, last_seen_at, rule, location, tags, twin_of)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        f"""INSERT INTO tasks (client_id, project_type, target_url, branch, seq, id, external_id, twin_of, run_id,
+               last_run_id, status, created_at, updated_at, last_seen_at, {", ".join(HEAD_CONTENT)})
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?{", ?" * len(HEAD_CONTENT)})""",
         [
-            (state.seq, who.client_id, state.id, *scope, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
-            + (report.severity, state.status, by.created_at, now, now, report.rule, report.location, report.tags)
-            + (report.twin_of,)
+            (who.client_id, *scope, state.seq, state.id, report.external_id, report.twin_of, run.id, run.id)  # noqa: RUF005
+            + (state.status, by.created_at, now, now)
+            + head_content_of(report)
             for state, report in added
         ],
     )
     connection.executemany(
-        """INSERT INTO task_details (task_seq, client_id, description, evidence, remediation, success_criteria,
-               extensions) VALUES (?, ?, ?, ?, ?, ?, ?)""",
-        [(state.seq, who.client_id, *report.details) for state, report in added],
+        f"""INSERT INTO task_details (client_id, task_seq, {", ".join(DETAIL_CONTENT)})
+           VALUES (?, ?{", ?" * len(DETAIL_CONTENT)})""",
+        [(who.client_id, state.seq, *detail_content_of(report)) for state, report in added],
     )
     states = [state for state, _ in added]
     insert_sightings(connection, by, states)
@@ -4320,17 +4339,20 @@ class RepeatedReport(Record, frozen=True):
         return (self.state.seq, "reported", *moved, None, None, None, json.dumps(self.changed))
 
 
+def assignments(columns: Iterable[str]) -> str:
+    """Return the assignments of an UPDATE that sets columns to parameters."""
+    return ", ".join(f"{column} = ?" for column in columns)
+
+
 def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[RepeatedReport]) -> list[TaskResult]:
     """Store newer reports of stored findings, and return what became of each."""
     who, now = by.who, by.now
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
-        """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?,
-               rule = ?, location = ?, tags = ?, updated_at = ?
+        f"""UPDATE tasks SET {assignments(HEAD_CONTENT)}, status = ?, reason = ?, branch = ?, updated_at = ?
            WHERE client_id = ? AND seq = ?""",
         [
-            (item.report.title, state.severity, state.status, state.reason, state.branch)  # noqa: RUF005
-            + (state.rule, item.report.location, state.tags, now, who.client_id, state.seq)
+            (*head_content_of(item.report), state.status, state.reason, state.branch, now, who.client_id, state.seq)
             for item in rewritten
             for state in (item.state,)
         ],
@@ -4347,9 +4369,8 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
         }
         REGISTRY.keep_former_ids(connection, by, kept)
     connection.executemany(
-        """UPDATE task_details SET description = ?, evidence = ?, remediation = ?, success_criteria = ?, extensions = ?
-           WHERE client_id = ? AND task_seq = ?""",
-        [(*item.report.details, who.client_id, item.state.seq) for item in rewritten if item.changed],
+        f"UPDATE task_details SET {assignments(DETAIL_CONTENT)} WHERE client_id = ? AND task_seq = ?",
+        [(*detail_content_of(item.report), who.client_id, item.state.seq) for item in rewritten if item.changed],
     )
     connection.executemany(
         "UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?",
@@ -4761,20 +4782,17 @@ class Parsed(Struct):
             criterion.automatable = bool(criterion.automatable)
         self.reports.append(
             NewTask(
-                task.external_id,
-                task.status,
-                task.title,
-                RANKS[task.severity],
-                task.description,
-                to_json_text(task.evidence) if task.evidence else None,
-                to_json_text(sorted(steps, key=attrgetter("step"))) if steps else None,
-                to_json_text(task.success_criteria) if task.success_criteria else None,
-                extensions,
-                evidence_labels(task.evidence) if task.evidence else "",
-                task.rule,
-                task.location,
-                to_json_text(task.tags) if task.tags else None,
-                task.former_external_ids or (),
+                **dict(zip(PLAIN_CONTENT, plain_content_of(task), strict=True)),
+                severity=RANKS[task.severity],
+                evidence=to_json_text(task.evidence) if task.evidence else None,
+                remediation=to_json_text(sorted(steps, key=attrgetter("step"))) if steps else None,
+                success_criteria=to_json_text(task.success_criteria) if task.success_criteria else None,
+                extensions=extensions,
+                tags=to_json_text(task.tags) if task.tags else None,
+                external_id=task.external_id,
+                status=task.status,
+                labels=evidence_labels(task.evidence) if task.evidence else "",
+                former_ids=task.former_external_ids or (),
             )
         )
 

@@ -20,8 +20,10 @@ from msgspec import Meta, Struct
 
 import findings_features.gate as gate
 from findings_service import (
+    API_NAMES,
     BY_ID,
     DOCUMENT_PIECE,
+    HEAD_FIELDS,
     KIB,
     REGISTRY,
     ApiRequest,
@@ -233,19 +235,16 @@ def add(form: ListFormat) -> None:
     REGISTRY.list_exports[form.media_type] = Export(answer=export, query=ExportQuery)
 
 
-HEADER = (
-    "id,externalId,title,severity,status,reason,assignee,rule,location,tags,projectType,targetUrl,branch,runId,lastRunId,"
-    "createdAt,updatedAt,lastSeenAt,timesSeen"
-)
+LEADING = ("id", "external_id", "title", "severity", "status", "reason", "assignee", "rule", "location", "tags")
+LEADING_SCOPE = ("project_type", "target_url", "branch")
+COLUMNS = tuple(dict.fromkeys((*LEADING, *LEADING_SCOPE, *HEAD_FIELDS)))
 
 
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
-    fields = {field.encode_name: field.name for field in msgspec.structs.fields(TaskHead)}
-    names = [fields[column] for column in HEADER.split(",")]
-    yield f"{HEADER}\r\n".encode()
+    yield f"{','.join(API_NAMES[name] for name in COLUMNS)}\r\n".encode()
     for item in listed:
-        yield f"{','.join(cell(item.task, name) for name in names)}\r\n".encode()
+        yield f"{','.join(cell(item.task, name) for name in COLUMNS)}\r\n".encode()
 
 
 # What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on

@@ -955,8 +955,6 @@ class RunReading:
         evidence = [item for place in places for item in place.evidence]
         where = (first.path, first.line) if first.path else (first.name, None)
         report = NewTask(
-            known.id,
-            "dismissed" if result.is_suppressed else None,
             title,
             severity_of(result, rule),
             description,
@@ -964,13 +962,15 @@ class RunReading:
             rule.remediation,
             None,
             msgspec.json.encode(extensions).decode(),
-            evidence_labels(evidence),
             *foreign_labels(extensions.rule_id, *where, tags),
-            known.former,
-            known.old,
-            title if known.by_message else "",  # which the old one leaves out
-            known.id if known.old else None,
-            (first.path or first.name, first.line or 0, first.column or 0),
+            external_id=known.id,
+            status="dismissed" if result.is_suppressed else None,
+            labels=evidence_labels(evidence),
+            former_ids=known.former,
+            old_id=known.old,
+            old_title=title if known.by_message else "",  # which the old one leaves out
+            identity=known.id if known.old else None,
+            place=(first.path or first.name, first.line or 0, first.column or 0),
         )
         self.reading.take(report, rule, pointer)
 
