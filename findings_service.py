@@ -53,7 +53,7 @@ import typing
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -1333,7 +1333,6 @@ class Listeners(Struct):
 SCHEMA_VERSION = 12
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads checkpoint a larger one before they start
-PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of lists that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 
 
@@ -1371,25 +1370,58 @@ class Cursor(Protocol):
         """Give the rows that are left."""
 
 
+class CounterBuffer:
+    """Changes of counters, written once for a whole transaction, however many requests share it."""
+
+    def __init__(self) -> None:
+        self.changes: Counter[CounterKey] = Counter()
+
+    def add(self, client_id: str, scopes: Iterable[str], status: str, severity: int, n: int) -> None:
+        """Add `n` to the counters of one status and severity in some scopes."""
+        for scope in scopes:
+            self.changes[client_id, scope, status, severity] += n
+
+    def select(self, client_id: str, scopes: Container[str]) -> list[tuple[str, str, int, int]]:
+        """Return the changes in some scopes that are not written yet: scope, status, severity, n."""
+        return [(*key[1:], n) for key, n in self.changes.items() if key[0] == client_id and key[1] in scopes]
+
+    def write(self, connection: Connection, *, erases: bool) -> None:
+        """Write the changes, and delete counters that have come to 0 and name a rule or a tag; all such if `erases`."""
+        connection.executemany(
+            """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
+               ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n""",
+            [(*key, n) for key, n in self.changes.items() if n],
+        )
+        fewer = {key[:2] for key, n in self.changes.items() if n < 0 and (erases or key[1].startswith(BY_TEXT))}
+        if fewer:
+            connection.executemany(
+                "DELETE FROM counters WHERE client_id = ? AND scope IN (?, ?) AND n = 0",
+                [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(fewer)],
+            )
+        self.changes.clear()
+
+
+class Transaction:
+    """State of an open transaction: the counters that it has to write, and whether it deletes anything for good."""
+
+    def __init__(self) -> None:
+        self.counters = CounterBuffer()
+        self.erases = False
+
+    def write_counters(self, connection: Connection) -> None:
+        """Write the counters, last before the COMMIT."""
+        self.counters.write(connection, erases=self.erases)
+
+
 class Connection(ABC):
-    """A connection to a database, which writes counters once for a whole transaction, however many requests share it.
+    """A connection to a database.
 
     Statements are SQL that SQLite and PostgreSQL both read, with a `?` for each parameter. Each names the client of
-    every row that it touches.
-
-    `counted` is what the transaction has come to. `pages` are lists as they went out: only a connection that reads
-    keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list is over.
-    `deletes` is whether the transaction takes anything away for good: then the counters that have come to nothing go
-    too, because their scopes name what is gone, as those of rules and tags do in any case, and the log is truncated.
+    every row that it touches. `transaction` is that of a connection which writes.
     """
 
-    pages: dict[tuple[str, ...], bytes] | None = None
-
-    def begin_counting(self) -> None:
-        """Count anew: whoever makes a connection does this once, and each transaction that ends."""
-        self.counted: Counter[CounterKey] = Counter()
-        self.deletes = False
-        self.is_late: Callable[[], bool] = bool
+    transaction: Transaction
+    is_late: Callable[[], bool] = bool  # whether the time of `limited` is over
 
     @property
     @abstractmethod
@@ -1430,17 +1462,6 @@ class Connection(ABC):
         finally:
             self.is_late = bool
 
-    def recall_page(self, key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
-        """Return a page as it went out before, or what `make` makes of it now. The client's stamp is in the key."""
-        if self.pages is None:
-            return make()
-        page = self.pages.pop(key, None) or make()
-        if len(page) <= PAGE_KEPT:
-            self.pages[key] = page  # the last one used, as a dict keeps its order
-        if len(self.pages) > PAGES_KEPT:
-            del self.pages[next(iter(self.pages))]
-        return page
-
     def merged(self, ranges: Sequence[str], order: str, most: int) -> str:  # noqa: ARG002 - of each, for engines that sort
         """Return what merges index ranges without doubles; SQLite reads them side by side, and none to its end.
 
@@ -1456,21 +1477,6 @@ class Connection(ABC):
     @abstractmethod
     def integrity_errors(self) -> Iterator[str]:
         """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
-
-    def write_counts(self) -> None:
-        """Write what the transaction counted."""
-        self.executemany(
-            """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
-               ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n""",
-            [(*key, n) for key, n in self.counted.items() if n],
-        )
-        fewer = {key[:2] for key, n in self.counted.items() if n < 0 and (self.deletes or key[1].startswith(BY_TEXT))}
-        if fewer:
-            self.executemany(
-                "DELETE FROM counters WHERE client_id = ? AND scope IN (?, ?) AND n = 0",
-                [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(fewer)],
-            )
-        self.begin_counting()
 
 
 CLOCK_JUMP, CLOCK_DISTRUST = 86_400.0, 3600.0  # seconds
@@ -1622,7 +1628,7 @@ class SQLiteConnection(sqlite3.Connection, Connection):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.begin_counting()
+        self.transaction = Transaction()
 
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:  # noqa: ARG002 - seqs are the file's
         """Return seqs for new tasks, behind those of all clients."""
@@ -1750,7 +1756,7 @@ def fill(connection: Connection, steps: Iterable[Migration]) -> None:
             step.fill(connection)
     for client_id in select_clients(connection):  # an ETag from before the migration must not match
         raise_revision(connection, client_id)
-    connection.write_counts()
+    connection.transaction.write_counters(connection)
     if not connection.execute("SELECT 1 FROM epochs").fetchone():
         begin_epoch(connection)
 
@@ -1791,7 +1797,6 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
             return connect(settings, read_only=read_only)
         if read_only:
             connection.execute("PRAGMA query_only = ON")
-            connection.pages = {}
         else:
             require_version(settings.db, user_version(connection))
             connection.execute("PRAGMA journal_mode = WAL")
@@ -2055,9 +2060,9 @@ class SQLiteDatabase(Database):
                 if uses:
                     write_last_uses(connection, uses)
                 yield connection
-                if connection.deletes:
+                if connection.transaction.erases:
                     self._truncated_at = None
-                connection.write_counts()
+                connection.transaction.write_counters(connection)
                 connection.execute("COMMIT")
                 self.version += 1
             except BaseException:
@@ -2066,7 +2071,7 @@ class SQLiteDatabase(Database):
                 connection.rollback()  # unless SQLite has by itself, as on a full disk
                 raise
             finally:
-                connection.begin_counting()
+                connection.transaction = Transaction()
 
     def probe(self) -> None:
         """Begin a transaction that writes, and roll it back, unless this process is writing anyway."""
@@ -2916,14 +2921,6 @@ def revoke_key(connection: Connection, key_id: str, at: str | None = None) -> bo
     )
 
 
-def add_to_counters(
-    connection: Connection, client_id: str, names: Iterable[str], status: str, severity: int, n: int
-) -> None:
-    """Count `n` more (or less) of one kind in every counter. It is written with the transaction."""
-    for each in names:
-        connection.counted[client_id, each, status, severity] += n
-
-
 def counter_name(kind: str, project_type: str | None, target_url: str | None, branch: str | None) -> str:
     """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both.
 
@@ -2969,7 +2966,7 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
         f"SELECT scope, status, severity, n FROM counters WHERE client_id = ? AND scope {LISTED}",
         (client_id, to_json_text(names)),
     ).fetchall()
-    return rows + [(*key[1:], n) for key, n in connection.counted.items() if key[0] == client_id and key[1] in names]
+    return rows + connection.transaction.counters.select(client_id, names)
 
 
 CHANGES = "changes"
@@ -2981,7 +2978,7 @@ def raise_revision(connection: Connection, client_id: str) -> None:
     How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
     what came after it.
     """
-    connection.counted[client_id, CHANGES, "", 0] += 1 + secrets.randbelow(1 << 30)
+    connection.transaction.counters.add(client_id, [CHANGES], "", 0, 1 + secrets.randbelow(1 << 30))
 
 
 def select_revision(connection: Connection, client_id: str) -> int:
@@ -3321,7 +3318,7 @@ def replace_project_type(
         (label, description, schema, client_id, name),
     )
     drop_responses(connection, client_id, name)
-    connection.deletes = True
+    connection.transaction.erases = True
 
 
 # ---------------------------------------------------------------------------
@@ -3483,7 +3480,9 @@ def insert_run(
                ON CONFLICT DO NOTHING""",
             (client_id, branch, project_type, target_url),
         )
-    add_to_counters(connection, client_id, counter_names("runs", project_type, target_url, branch), "running", 0, 1)
+    connection.transaction.counters.add(
+        client_id, counter_names("runs", project_type, target_url, branch), "running", 0, 1
+    )
     run = RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
     insert_run_entry(connection, who, run, "started", now)
     return run
@@ -3509,8 +3508,8 @@ def close_run(
         (status, reason, verdict, now, now, client_id, run.seq),
     )
     names = counter_names("runs", *run.type_and_target, run.branch)
-    add_to_counters(connection, client_id, names, "running", 0, -1)
-    add_to_counters(connection, client_id, names, status, 0, 1)
+    connection.transaction.counters.add(client_id, names, "running", 0, -1)
+    connection.transaction.counters.add(client_id, names, status, 0, 1)
     insert_run_entry(connection, who, run, "finished", now)
 
 
@@ -4160,7 +4159,7 @@ def index_tasks(connection: Connection, client_id: str, states: Sequence[TaskRow
         names = counter_names("tasks", project_type, target_url, branch)
         if rule or tags:
             names = (*names, *label_counters(rule, tags, branch))
-        add_to_counters(connection, client_id, names, status, severity, n * times)
+        connection.transaction.counters.add(client_id, names, status, severity, n * times)
     rows = [
         (client_id, tag, int(not state.branch), state.status, state.severity, state.seq)
         for state in states
@@ -5293,6 +5292,7 @@ class Service:
         self.database = database_for(settings)
         self.listeners = Listeners()
         self.router = Router(REGISTRY.operations.values())
+        self.pages = PageCache()
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
         self._idle_until: dict[str, float] = {}
@@ -5893,13 +5893,12 @@ class ApiRequest:
         return make_response(kept.status, kept.body.encode(), Location=kept.location, ETag=tag)
 
     def read_slowly(self, read: Callable[[Connection], Response]) -> ThreadJob:
-        """Return what is left to do where `read` takes longer than others should wait."""
+        """Return a job that runs `read` in the slow-read pool."""
+        return SlowRead(partial(self._read_apart, read))
 
-        def work() -> Response:
-            with self.database.apart() as connection:
-                return read(connection)
-
-        return SlowRead(work)
+    def _read_apart(self, read: Callable[[Connection], Response]) -> Response:
+        with self.database.apart() as connection:
+            return read(connection)
 
     @property
     def path(self) -> str:
@@ -5953,27 +5952,29 @@ def next_link(request: ApiRequest, after: str) -> str:
     return f"{request.address}?{'&'.join([*kept, f'limit={request.query.limit}', f'after={after}'])}"
 
 
+ListReader: TypeAlias = Callable[[ApiRequest, Connection], Response]
 SHORT_SHARE = 1 / 25  # of `LIST_TIME` that a list may take on the event loop
 
 
-def list_response(request: ApiRequest, read: Callable[[Connection], Response]) -> Response | ThreadJob:
+def list_response(request: ApiRequest, read: ListReader) -> Response | ThreadJob:
     """Respond with a list at once, or read it in the slow-read pool if that takes longer than others should wait.
 
     :raises InvalidParameter: if it takes more than `LIST_TIME` there.
     """
-
-    def read_in_time(connection: Connection) -> Response:
-        with in_list_time(connection):
-            return read(connection)
-
     if not request.database.threads and not getattr(request.query, "may_take_long", False):
         with (
             suppress(TimeoutError),
             request.database.snapshot() as connection,
             connection.limited(LIST_TIME * SHORT_SHARE),
         ):
-            return read(connection)
-    return request.read_slowly(read_in_time)
+            return read(request, connection)
+    return request.read_slowly(partial(read_in_list_time, read, request))
+
+
+def read_in_list_time(read: ListReader, request: ApiRequest, connection: Connection) -> Response:
+    """Read a list in a bounded time. :raises InvalidParameter: when that is over."""
+    with in_list_time(connection):
+        return read(request, connection)
 
 
 @contextmanager
@@ -5990,8 +5991,35 @@ def in_list_time(connection: Connection) -> Iterator[None]:
         raise InvalidParameter("query string", detail) from None
 
 
-def conditional_response(request: ApiRequest, connection: Connection, make: Callable[[], bytes]) -> Response:
-    """Answer what `make` makes with a weak ETag, or that the caller has it (RFC 9110, 13.1.2).
+class PageCache:
+    """The last pages of lists as they were sent, by their ETags and URLs, for lists that are read again unchanged."""
+
+    pages, size = 32, 128 * KIB  # how many, and the bytes of the largest one
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[str, ...], bytes] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, ...]) -> bytes | None:
+        """Return a page, which then counts as the last one used."""
+        with self._lock:
+            if page := self._pages.pop(key, None):
+                self._pages[key] = page
+            return page
+
+    def put(self, key: tuple[str, ...], page: bytes) -> None:
+        """Keep a page that is not too large, in place of the one that was not used for longest."""
+        if len(page) <= self.size:
+            with self._lock:
+                self._pages[key] = page
+                if len(self._pages) > self.pages:
+                    del self._pages[next(iter(self._pages))]
+
+
+def conditional_response(
+    read: Callable[[ApiRequest, Connection], Any], request: ApiRequest, connection: Connection
+) -> Response:
+    """Respond with what `read` returns and a weak ETag, or that the caller has it (RFC 9110, 13.1.2).
 
     The ETag is another one once anything of the client has changed, and on another day: an overview ends with today.
     So it is for another assignee, because "me" is another for each user.
@@ -6003,8 +6031,12 @@ def conditional_response(request: ApiRequest, connection: Connection, make: Call
     had = request.environ.get("HTTP_IF_NONE_MATCH", "")
     if had.strip() == "*" or tag in had:
         return Response(304, headers)
-    asked = (tag, request.client_id, request.address, request.environ["QUERY_STRING"])
-    return make_response(200, connection.recall_page(asked, make), **headers)
+    key = (tag, request.client_id, request.address, request.environ["QUERY_STRING"])
+    page = request.service.pages.get(key)
+    if page is None:
+        page = to_json(read(request, connection))
+        request.service.pages.put(key, page)
+    return make_response(200, page, **headers)
 
 
 class PageItems(Struct):
@@ -6072,16 +6104,14 @@ def post_runs(request: ApiRequest) -> PendingWrite:
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, stamped=True)
 def get_runs(request: ApiRequest) -> Response | ThreadJob:
     """List runs, newest first."""
+    return list_response(request, partial(conditional_response, read_run_page))
 
-    def read(connection: Connection) -> Response:
-        def make() -> bytes:
-            position = read_cursor(request, connection, "runs")
-            runs, total = select_runs(connection, request.client_id, request.query, position)
-            return to_json(RunPage(*page_of(request, take_items(runs, request.query.limit), total)))
 
-        return conditional_response(request, connection, make)
-
-    return list_response(request, read)
+def read_run_page(request: ApiRequest, connection: Connection) -> RunPage:
+    """Return the page of runs that a request asks for."""
+    position = read_cursor(request, connection, "runs")
+    runs, total = select_runs(connection, request.client_id, request.query, position)
+    return RunPage(*page_of(request, take_items(runs, request.query.limit), total))
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
@@ -6157,22 +6187,29 @@ def post_tasks(request: ApiRequest, run_id: str) -> HandlerResult:
     with request.database.reading() as connection:
         run, schema = select_run_and_schema(connection, request.client_id, run_id)
     parsed: Parsed = request.checked_body()
-
-    def store(connection: Connection) -> Response:
-        submission = submit_reports(connection, request.principal, run, parsed.reports, parsed.number)
-        names = [result.id for result in submission.tasks]
-        return json_response(201 if submission.created else 200, submission, names=names)
-
-    def check(schema: str | None) -> PendingWrite:
-        if schema is not None:
-            request.form.judge(schema, parsed, request.service.settings)
-        if parsed.problems:
-            raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
-        return PendingWrite(request, store)
-
     if schema is None or accepted_fast(schema, parsed.extensions):
-        return check(None)
-    return Check(partial(check, schema))
+        return pending_submission(request, run, parsed)
+    return Check(partial(check_submission, request, run, schema, parsed))
+
+
+def check_submission(request: ApiRequest, run: RunKey, schema: str, parsed: Parsed) -> PendingWrite:
+    """Validate the extensions of a submission. :raises ValidationFailed: with every problem of it."""
+    request.form.judge(schema, parsed, request.service.settings)
+    return pending_submission(request, run, parsed)
+
+
+def pending_submission(request: ApiRequest, run: RunKey, parsed: Parsed) -> PendingWrite:
+    """Return the write of a submission. :raises ValidationFailed: if there is any problem with it."""
+    if parsed.problems:
+        raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
+    return PendingWrite(request, partial(store_submission, request, run, parsed))
+
+
+def store_submission(request: ApiRequest, run: RunKey, parsed: Parsed, connection: Connection) -> Response:
+    """Store a submission in a transaction, and respond with its result."""
+    submission = submit_reports(connection, request.principal, run, parsed.reports, parsed.number)
+    names = [result.id for result in submission.tasks]
+    return json_response(201 if submission.created else 200, submission, names=names)
 
 
 @operation(
@@ -6186,19 +6223,16 @@ def post_tasks(request: ApiRequest, run_id: str) -> HandlerResult:
 )
 def get_tasks(request: ApiRequest) -> Response | ThreadJob:
     """List tasks, newest first or by severity."""
+    return list_response(request, partial(conditional_response, read_task_page))
+
+
+def read_task_page(request: ApiRequest, connection: Connection) -> TaskPage:
+    """Return the page of tasks that a request asks for: heads or whole tasks, as pages of both have the same fields."""
     query: TaskQuery = request.query
-
-    def read(connection: Connection) -> Response:
-        def make() -> bytes:
-            position = read_cursor(request, connection, "tasks")
-            wanted = read_task_filter(connection, request.client_id, query)
-            tasks, whole = select_tasks(connection, request.client_id, wanted, query, position)
-            taken = take_items(tasks, query.limit)  # heads or whole tasks: their pages have the same fields
-            return to_json(TaskPage(*page_of(request, taken, whole.count(connection))))
-
-        return conditional_response(request, connection, make)
-
-    return list_response(request, read)
+    position = read_cursor(request, connection, "tasks")
+    wanted = read_task_filter(connection, request.client_id, query)
+    tasks, plan = select_tasks(connection, request.client_id, wanted, query, position)
+    return TaskPage(*page_of(request, take_items(tasks, query.limit), plan.count(connection)))
 
 
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
@@ -6242,34 +6276,27 @@ def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
 def get_task_history(request: ApiRequest, task_id: str) -> Response | ThreadJob:
     """Get what happened to a task, oldest first."""
+    return list_response(request, partial(read_task_history, task_id))
+
+
+def read_task_history(task_id: str, request: ApiRequest, connection: Connection) -> Response:
+    """Return the page of a task's history that a request asks for."""
     before, limit = int(request.query.after or 0), request.query.limit
-
-    def read(connection: Connection) -> Response:
-        state = select_task_row(connection, request.client_id, task_id)
-        taken = take_items(select_history(connection, request.client_id, state.seq, limit, before), limit)
-        link = next_link(request, str(before + len(taken.items))) if taken.more else None
-        return json_response(200, History(taken.items, link))
-
-    return list_response(request, read)
+    state = select_task_row(connection, request.client_id, task_id)
+    taken = take_items(select_history(connection, request.client_id, state.seq, limit, before), limit)
+    link = next_link(request, str(before + len(taken.items))) if taken.more else None
+    return json_response(200, History(taken.items, link))
 
 
-def define(
-    request: ApiRequest,
-    name: str,
-    body: ProjectTypeUpdate,
-    store: Callable[[Connection, str, str, str | None], Response],
-) -> ThreadJob:
-    """Return what is left to do where `store` is given label, description and schema of a body, once that is checked.
+Definition: TypeAlias = tuple[str, str, str | None]  # label, description, schema
+DefinitionWriter: TypeAlias = Callable[[ApiRequest, str, Definition, Connection], Response]
 
-    The schema is stored as it was sent.
-    """
 
-    def check() -> PendingWrite:
-        schema = read_schema(body.extension_schema, request.service.settings)
-        label = name if body.label is None else body.label
-        return PendingWrite(request, lambda connection: store(connection, label, body.description or "", schema))
-
-    return Check(check)
+def check_definition(request: ApiRequest, name: str, body: ProjectTypeUpdate, store: DefinitionWriter) -> PendingWrite:
+    """Check the schema of a project type, which is stored as it was sent, and return the write of its definition."""
+    schema = read_schema(body.extension_schema, request.service.settings)
+    definition = (name if body.label is None else body.label, body.description or "", schema)
+    return PendingWrite(request, partial(store, request, name, definition))
 
 
 @operation("GET", "/api/v1/project-types", "read", {200: ProjectTypes})
@@ -6294,16 +6321,14 @@ EXTENSION_SCHEMA = FreeForm("extensionSchema", read_schema, nul=True)
 def post_project_types(request: ApiRequest) -> ThreadJob:
     """Register a project type; the same definition again changes nothing."""
     body: ProjectTypeDefinition = request.checked_body()
-    name = body.name
+    return Check(partial(check_definition, request, body.name, body, store_new_type))
 
-    def register(connection: Connection, *definition: Any) -> Response:
-        created = insert_project_type(connection, request.client_id, name, *definition)
-        registered = select_project_type(connection, request.client_id, name)
-        return json_response(
-            201 if created else 200, registered, f"{request.address}/{name}" if created else None, [name]
-        )
 
-    return define(request, name, body, register)
+def store_new_type(request: ApiRequest, name: str, definition: Definition, connection: Connection) -> Response:
+    """Insert a project type, unless the same one is there, and respond with it."""
+    created = insert_project_type(connection, request.client_id, name, *definition)
+    registered = select_project_type(connection, request.client_id, name)
+    return json_response(201 if created else 200, registered, f"{request.address}/{name}" if created else None, [name])
 
 
 @operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
@@ -6329,12 +6354,13 @@ def put_project_type(request: ApiRequest, name: str) -> ThreadJob:
     body: ProjectTypeUpdate = request.checked_body()
     if body.name not in (None, name):
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
+    return Check(partial(check_definition, request, name, body, store_changed_type))
 
-    def store(connection: Connection, *definition: Any) -> Response:
-        replace_project_type(connection, request.client_id, name, *definition)
-        return json_response(200, select_project_type(connection, request.client_id, name))
 
-    return define(request, name, body, store)
+def store_changed_type(request: ApiRequest, name: str, definition: Definition, connection: Connection) -> Response:
+    """Replace a project type's definition, and respond with it."""
+    replace_project_type(connection, request.client_id, name, *definition)
+    return json_response(200, select_project_type(connection, request.client_id, name))
 
 
 @operation("GET", "/healthz", None, {200: Health})

@@ -30,7 +30,6 @@ from findings_service import (
     RunKey,
     ServiceError,
     TaskRow,
-    add_to_counters,
     counter_name,
     counter_names,
     database_option,
@@ -88,7 +87,7 @@ def count_orphans(connection: Connection, client_id: str, before: str) -> int:
 
 def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[TaskRow]) -> None:
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
-    connection.deletes = True
+    connection.transaction.erases = True
     drop_responses(connection, client_id, *(task.id for task in tasks))
     index_tasks(connection, client_id, tasks, -1)
     deleted = (client_id, json.dumps([task.seq for task in tasks]))
@@ -152,7 +151,7 @@ def prune_slice(
     if len(rows) == size:
         return len(gone), False
     names = counter_names("runs", *run.type_and_target, run.branch)
-    add_to_counters(connection, client_id, names, run.status, 0, -1)
+    connection.transaction.counters.add(client_id, names, run.status, 0, -1)
     drop_responses(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id)
@@ -321,7 +320,7 @@ def delete_project_type(request: ApiRequest, name: str) -> PendingWrite:
             raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
         drop_responses(connection, client_id, name)
         connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
-        connection.deletes = True
+        connection.transaction.erases = True
 
     return PendingWrite(request, remove)
 

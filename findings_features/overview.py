@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 
 from findings_service import (
@@ -183,13 +183,12 @@ def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, i
 @operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
 def get_overview(request: ApiRequest) -> ThreadJob:
     """Get where all tasks stand, and what happened to them lately."""
-    return request.read_slowly(
-        lambda connection: conditional_response(
-            request,
-            connection,
-            lambda: msgspec.json.encode(select_overview(connection, request.client_id, request.query)),
-        )
-    )
+    return request.read_slowly(partial(conditional_response, read_overview, request))
+
+
+def read_overview(request: ApiRequest, connection: Connection) -> Overview:
+    """Return the overview that a request asks for."""
+    return select_overview(connection, request.client_id, request.query)
 
 
 def register() -> None:

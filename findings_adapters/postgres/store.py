@@ -43,6 +43,7 @@ from findings_service import (
     ServiceError,
     Settings,
     StorageFull,
+    Transaction,
     TryAgain,
     UseKey,
     ValidationFailed,
@@ -282,7 +283,7 @@ class PostgresConnection(Connection):
     def __init__(self, database: PostgresDatabase, link: Link) -> None:
         self.database = database
         self.link = link
-        self.begin_counting()
+        self.transaction = Transaction()
         self._next_seqs: dict[str, int] = {}
         self._streams = itertools.count()
         self._stored, self._counted_at = 0, COUNTED_FIRST
@@ -584,7 +585,7 @@ class PostgresDatabase(Database):
                         uses = {key: self.last_uses.pop(key) for key in own}
                     write_last_uses(connection, uses)
                 yield connection
-                connection.write_counts()
+                connection.transaction.write_counters(connection)
         except BaseException:
             with self._uses_lock:  # what could not be written is written another time
                 self.last_uses = {**uses, **self.last_uses}

@@ -129,12 +129,12 @@ def apply_in_group(pending: PendingWrite, connection: Connection) -> Response:
     if not connection.in_transaction:  # or the savepoint would be one
         raise StorageFull(TRANSACTION_ENDED)
     connection.execute("SAVEPOINT request")
-    before = connection.counted.copy()
+    before = connection.transaction.counters.changes.copy()
     try:
         answer = pending.apply(connection)
         connection.execute("RELEASE request")
     except BaseException:
-        connection.counted = before
+        connection.transaction.counters.changes = before
         if connection.in_transaction:
             connection.execute("ROLLBACK TO request")
             connection.execute("RELEASE request")

@@ -273,7 +273,7 @@ def delete_webhook(request: ApiRequest, webhook_id: str) -> PendingWrite:
     def remove(connection: Connection) -> None:
         hook = select_hook(connection, request.client_id, webhook_id)
         connection.execute("DELETE FROM webhooks WHERE client_id = ? AND id = ?", hook.key)
-        connection.deletes = True
+        connection.transaction.erases = True
         drop_responses(connection, request.client_id, webhook_id)  # a URL may be a secret
 
     return PendingWrite(request, remove)

@@ -154,7 +154,7 @@ def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
         reader.execute("BEGIN")
         reader.execute("SELECT COUNT(*) FROM runs").fetchone()
         with database.transaction() as connection:
-            connection.deletes = True
+            connection.transaction.erases = True
         writes = commits.CommitScheduler(database, findings_service.Listeners())
         for _ in range(9):
             time.sleep(0.03)
