@@ -2218,6 +2218,13 @@ def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> 
 # ---------------------------------------------------------------------------
 # Extension validation: schemas that clients write, under a deadline
 # ---------------------------------------------------------------------------
+#
+# jsonschema validates. A client writes both schema and value, so a check has a deadline, and a limit of memory:
+# - Every keyword first compares the clock with the deadline, and the depth of the stack with a limit.
+# - `pattern` and `patternProperties` search with `regex`, which has a timeout; Python's `re` cannot be interrupted.
+# - `uniqueItems` takes linear time here, and quadratic time in jsonschema; `anyOf` and `oneOf` keep no errors.
+# - `required`, `dependencies`, `additionalProperties` and `unevaluated…` report the path of the member, not its object.
+# All other keywords are jsonschema's: sizes of bodies and schemas bound the time that they take.
 
 PROBLEMS_OF_ONE = 100  # that one task can bring
 CACHED_SCHEMA = 8 * KIB  # characters of a schema whose validators are kept; they take up to 160 bytes each, mostly 20
@@ -2375,10 +2382,6 @@ def frozen(value: Any) -> Any:
     return ("boolean", value) if isinstance(value, bool) else value
 
 
-# Keywords of our own, where jsonschema's cannot be interrupted, keep or compile what nobody has bounded, or do not say
-# which member they are about: the path of our errors leads there.
-
-
 class Members(Struct, frozen=True):
     """What stands for a value where keywords are to tell which of its members they speak of, not what is wrong."""
 
@@ -2395,16 +2398,6 @@ def fits(validator: Any, schema: Any, instance: Any) -> bool:
 def judge_value(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
     """Judge by a keyword that is about a value itself."""
     match keyword:
-        case "type":  # in draft 3 a schema is a type too
-            kinds = [rule] if isinstance(rule, str) else rule
-            for kind in kinds:
-                if fits(validator, kind, instance) if isinstance(kind, dict) else validator.is_type(instance, kind):
-                    return
-            yield ValidationError(f"{instance!r} is not of type {', '.join(map(repr, kinds))}")
-        case "enum" | "const":
-            values = rule if keyword == "enum" else [rule]
-            if instance not in values or frozen(instance) not in map(frozen, values):  # to Python true is 1 as well
-                yield ValidationError(f"is no value of {keyword}")
         case "pattern":
             if isinstance(instance, str) and not matches(rule, instance):
                 yield ValidationError(f"{instance!r} does not match {rule!r}")
@@ -2507,7 +2500,7 @@ def spoken_of(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) 
 
 
 OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
-    **dict.fromkeys(("anyOf", "const", "enum", "oneOf", "pattern", "type", "uniqueItems"), judge_value),
+    **dict.fromkeys(("anyOf", "oneOf", "pattern", "uniqueItems"), judge_value),
     **dict.fromkeys(("dependencies", "dependentRequired", "patternProperties", "required"), judge_members),
     **dict.fromkeys(("additionalProperties", "unevaluatedItems", "unevaluatedProperties"), judge_others),
 }
