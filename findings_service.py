@@ -978,24 +978,19 @@ class Health(Model):
 NoComma = Annotated[str, Meta(min_length=1, extra_json_schema=NO_COMMA)]
 Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
 Time = Annotated[Moment, Meta(extra_json_schema={"format": "date-time"})]
-AFTER = "The place behind which the page begins; follow `next` rather than making one up."
-SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
 CommaList = Annotated[list[Value], Meta(max_length=1000)]
-EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
 RepeatedParam = Annotated[tuple[Value, ...], Meta(max_length=100)]
 WholeOrParts = Annotated[  # a text with commas is meant whole, too
     set[Value], Meta(max_length=1000, extra_json_schema={"uniqueItems": False})
 ]
-PageNumber = Annotated[
-    int, Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker.")
-]
+PageNumber = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class HistoryQuery(RequestModel):
     """Which part of a task's history."""
 
-    limit: Annotated[int, Meta(ge=1, le=1000, description="Entries on a page.")] = 1000
-    after: Annotated[str, Meta(pattern=ENTRY_CURSOR, description=AFTER)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    after: Annotated[str, Meta(pattern=ENTRY_CURSOR)] | None = None
 
 
 FEW_SKIPPED = 10_000  # rows of a list before a page that is read on the event loop
@@ -1006,15 +1001,13 @@ class RunQuery(RequestModel):
     """Filters of runs, and the page: its number, or the cursor that it follows."""
 
     page: PageNumber | None = None
-    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
-    after: Annotated[str, Meta(pattern=ITEM_CURSOR, description=AFTER)] | None = None
-    project_type: Annotated[CommaList[NoComma], described(f"Runs of these project types. {SEVERAL}")] | None = None
-    status: Annotated[CommaList[RunStatus], described(f"Runs with these statuses. {SEVERAL}")] | None = None
-    target_url: Annotated[NonEmpty, described("Runs of this target, exactly as stored.")] | None = None
-    main_line: Annotated[bool, described("`true` for runs of the main line, `false` for those of branches.")] | None = (
-        None
-    )
-    branch: Annotated[RepeatedParam[NonEmpty], described(f"Runs of these branches. {EXACTLY}")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    after: Annotated[str, Meta(pattern=ITEM_CURSOR)] | None = None
+    project_type: CommaList[NoComma] | None = None
+    status: CommaList[RunStatus] | None = None
+    target_url: NonEmpty | None = None
+    main_line: bool | None = None
+    branch: RepeatedParam[NonEmpty] | None = None
 
     @property
     def may_take_long(self) -> bool:
@@ -1023,93 +1016,37 @@ class RunQuery(RequestModel):
         return ranges > FEW_RANGES or (self.page or 1) * self.limit > FEW_SKIPPED
 
 
-DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
-
-
 class TaskFilters(RequestModel):
     """Which tasks."""
 
-    status: Annotated[CommaList[TaskStatus], described(f"Tasks with these statuses. {SEVERAL}")] | None = None
-    severity: Annotated[CommaList[Severity], described(f"Tasks of these severities. {SEVERAL}")] | None = None
-    run_id: Annotated[CommaList[NoComma], described(f"Tasks that these runs reported. {SEVERAL}")] | None = None
-    project_type: Annotated[CommaList[NoComma], described(f"Tasks of these project types. {SEVERAL}")] | None = None
-    target_url: Annotated[NonEmpty, described("Tasks of this target, exactly as stored.")] | None = None
-    main_line: (
-        Annotated[bool, described("`true` for what the main line knows, `false` for what only branches know.")] | None
-    ) = None
-    branch: (
-        Annotated[RepeatedParam[NonEmpty], described(f"Tasks that runs of these branches reported. {EXACTLY}")] | None
-    ) = None
-    external_id: Annotated[NonEmpty, described("Tasks with this id of the agent's, exactly as stored.")] | None = None
-    rule: Annotated[WholeOrParts[NonEmpty], described(f"Tasks that break these rules. {SEVERAL}")] | None = None
-    location: (
-        Annotated[
-            NonEmpty,
-            described(
-                "Tasks there, exactly as stored, and what goes on behind it with `/` or `:`: `src`,"
-                " `src/app.py` and `src/app.py:42` find `src/app.py:42`. Where it ends in one of these, what begins so."
-            ),
-        ]
-        | None
-    ) = None
-    tag: Annotated[WholeOrParts[NonEmpty], described(f"Tasks with any of these tags. {SEVERAL}")] | None = None
-    without: Annotated[Literal["rule", "location", "tag"], described("Tasks that have none.")] | None = None
-    new_in: (
-        Annotated[
-            NonEmpty, described("A run: what it reported, and the completed run of the main line before it did not.")
-        ]
-        | None
-    ) = None
-    missing_from: (
-        Annotated[
-            NonEmpty,
-            described(
-                "A run: the open and in-progress tasks with an externalId, of its project type and target,"
-                " that its line knows and it did not report."
-            ),
-        ]
-        | None
-    ) = None
-    assignee: (
-        Annotated[
-            NonEmpty,
-            described(
-                "Tasks that are assigned to this one, exactly as stored; with a key for users, `me` is the user."
-            ),
-        ]
-        | None
-    ) = None
-    assigned: (
-        Annotated[bool, described("`true` for tasks that are assigned to somebody, `false` for all others.")] | None
-    ) = None
-    created_since: Annotated[Time, described(f"Tasks created then or later. {DAY_OR_TIME}")] | None = None
-    created_before: Annotated[Time, described(f"Tasks created before then. {DAY_OR_TIME}")] | None = None
-    q: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1,
-                max_length=500,
-                description="Words, each of which must stand somewhere in the title, the externalId, the rule, the"
-                " location, a tag or a label of the evidence, whatever its case and accents. No sign has a meaning of"
-                " its own.",
-                extra_json_schema=SEARCH_TEXT,
-            ),
-        ]
-        | None
-    ) = None
+    status: CommaList[TaskStatus] | None = None
+    severity: CommaList[Severity] | None = None
+    run_id: CommaList[NoComma] | None = None
+    project_type: CommaList[NoComma] | None = None
+    target_url: NonEmpty | None = None
+    main_line: bool | None = None
+    branch: RepeatedParam[NonEmpty] | None = None
+    external_id: NonEmpty | None = None
+    rule: WholeOrParts[NonEmpty] | None = None
+    location: NonEmpty | None = None
+    tag: WholeOrParts[NonEmpty] | None = None
+    without: Literal["rule", "location", "tag"] | None = None
+    new_in: NonEmpty | None = None
+    missing_from: NonEmpty | None = None
+    assignee: NonEmpty | None = None
+    assigned: bool | None = None
+    created_since: Time | None = None
+    created_before: Time | None = None
+    q: Annotated[str, Meta(min_length=1, max_length=500, extra_json_schema=SEARCH_TEXT)] | None = None
 
 
 class TaskOrder(TaskFilters):
     """Which tasks, in which order, and from where on."""
 
-    after: Annotated[str, Meta(pattern=SEVERITY_CURSOR, description=AFTER)] | None = None
+    after: Annotated[str, Meta(pattern=SEVERITY_CURSOR)] | None = None
     sort: Annotated[
         Literal["-createdAt", "createdAt", "severity"],
-        Meta(
-            description="The order: newest first, oldest first, or critical ones first and the newest first within.",
-            extra_json_schema={"x-enum-varnames": ["NEWEST_FIRST", "OLDEST_FIRST", "SEVERITY"]},
-        ),
+        Meta(extra_json_schema={"x-enum-varnames": ["NEWEST_FIRST", "OLDEST_FIRST", "SEVERITY"]}),
     ] = "-createdAt"
 
 
@@ -1117,13 +1054,8 @@ class TaskQuery(TaskOrder):
     """Which page of a list of tasks."""
 
     page: PageNumber | None = None
-    limit: Annotated[
-        int, Meta(ge=1, le=200, description="Items on a page; of a list in another form than JSON up to 100,000 tasks.")
-    ] = 50
-    view: Annotated[
-        Literal["default", "full"],
-        described("`full` adds description, evidence, remediation, successCriteria and extensions to each task."),
-    ] = "default"
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    view: Literal["default", "full"] = "default"
 
     @property
     def may_take_long(self) -> bool:

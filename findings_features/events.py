@@ -15,15 +15,12 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from findings_service import (
-    AFTER,
-    EXACTLY,
     HEAD_COLUMNS,
     LISTED_SEQS,
     PATTERNS,
     RANKS,
     REGISTRY,
     RUN_COLUMNS,
-    SEVERAL,
     ApiRequest,
     CommaList,
     Condition,
@@ -100,19 +97,11 @@ class EventQuery(RequestModel):
     """Which events, and how long to wait for one."""
 
     limit: Annotated[int, Meta(ge=1, le=1000, description="Events on a page.")] = 100
-    after: Annotated[str, Meta(pattern=CURSOR, description=f"{AFTER} `latest` begins with what comes.")] | None = None
-    type: Annotated[CommaList[EventType], Meta(description=f"Events of these types. {SEVERAL}")] | None = None
-    project_type: (
-        Annotated[CommaList[NoComma], Meta(description=f"What is of these project types. {SEVERAL}")] | None
-    ) = None
+    after: Annotated[str, Meta(pattern=CURSOR)] | None = None
+    type: CommaList[EventType] | None = None
+    project_type: CommaList[NoComma] | None = None
     target_url: Annotated[NonEmpty, Meta(description="What is of this target, exactly as stored.")] | None = None
-    branch: (
-        Annotated[
-            RepeatedParam[NonEmpty],
-            Meta(description=f"What happened in runs of these branches. {EXACTLY}"),
-        ]
-        | None
-    ) = None
+    branch: RepeatedParam[NonEmpty] | None = None
     wait: Annotated[int, Meta(ge=0, le=30, description="Seconds to wait for an event, where there is none yet.")] = 0
 
 

@@ -131,6 +131,79 @@ PARAMETERS_IN_PATHS = {
 }
 
 
+AFTER = "The place behind which the page begins; follow `next` rather than making one up."
+SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
+EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
+DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
+PAGE_NUMBER = "The page, counted from 1. `next` in an answer is quicker."
+# Of the models of query strings; other modules describe their own.
+PARAMETERS_IN_QUERIES: dict[str, dict[str, str]] = {
+    "HistoryQuery": {"limit": "Entries on a page.", "after": AFTER},
+    "RunQuery": {
+        "page": PAGE_NUMBER,
+        "limit": "Items on a page.",
+        "after": AFTER,
+        "projectType": f"Runs of these project types. {SEVERAL}",
+        "status": f"Runs with these statuses. {SEVERAL}",
+        "targetUrl": "Runs of this target, exactly as stored.",
+        "mainLine": "`true` for runs of the main line, `false` for those of branches.",
+        "branch": f"Runs of these branches. {EXACTLY}",
+    },
+    "TaskFilters": {
+        "status": f"Tasks with these statuses. {SEVERAL}",
+        "severity": f"Tasks of these severities. {SEVERAL}",
+        "runId": f"Tasks that these runs reported. {SEVERAL}",
+        "projectType": f"Tasks of these project types. {SEVERAL}",
+        "targetUrl": "Tasks of this target, exactly as stored.",
+        "mainLine": "`true` for what the main line knows, `false` for what only branches know.",
+        "branch": f"Tasks that runs of these branches reported. {EXACTLY}",
+        "externalId": "Tasks with this id of the agent's, exactly as stored.",
+        "rule": f"Tasks that break these rules. {SEVERAL}",
+        "location": (
+            "Tasks there, exactly as stored, and what goes on behind it with `/` or `:`: `src`,"
+            " `src/app.py` and `src/app.py:42` find `src/app.py:42`. Where it ends in one of these, what begins so."
+        ),
+        "tag": f"Tasks with any of these tags. {SEVERAL}",
+        "without": "Tasks that have none.",
+        "newIn": "A run: what it reported, and the completed run of the main line before it did not.",
+        "missingFrom": (
+            "A run: the open and in-progress tasks with an externalId, of its project type and target,"
+            " that its line knows and it did not report."
+        ),
+        "assignee": "Tasks that are assigned to this one, exactly as stored; with a key for users, `me` is the user.",
+        "assigned": "`true` for tasks that are assigned to somebody, `false` for all others.",
+        "createdSince": f"Tasks created then or later. {DAY_OR_TIME}",
+        "createdBefore": f"Tasks created before then. {DAY_OR_TIME}",
+        "q": (
+            "Words, each of which must stand somewhere in the title, the externalId, the rule, the"
+            " location, a tag or a label of the evidence, whatever its case and accents. No sign has a meaning of"
+            " its own."
+        ),
+    },
+    "TaskOrder": {
+        "after": AFTER,
+        "sort": "The order: newest first, oldest first, or critical ones first and the newest first within.",
+    },
+    "TaskQuery": {
+        "page": PAGE_NUMBER,
+        "limit": "Items on a page; of a list in another form than JSON up to 100,000 tasks.",
+        "view": "`full` adds description, evidence, remediation, successCriteria and extensions to each task.",
+    },
+    "EventQuery": {
+        "after": f"{AFTER} `latest` begins with what comes.",
+        "type": f"Events of these types. {SEVERAL}",
+        "projectType": f"What is of these project types. {SEVERAL}",
+        "branch": f"What happened in runs of these branches. {EXACTLY}",
+    },
+}
+
+
+def description_of(model: type, name: str) -> str:
+    """Return the description of a parameter that the model of a query string, or one of its bases, has."""
+    described = (PARAMETERS_IN_QUERIES.get(base.__name__, {}) for base in model.__mro__)
+    return next(each[name] for each in described if name in each)
+
+
 def described_parameters(each: Operation) -> list[Json]:
     """Return the `parameters` of an operation."""
     parameters: list[Json] = [
@@ -163,7 +236,7 @@ def described_parameters(each: Operation) -> list[Json]:
                 "name": name,
                 "in": "query",
                 "required": name in schema.get("required", ()),
-                "description": given.pop("description"),
+                "description": given.pop("description", None) or description_of(each.query, name),
                 "schema": given,
             }
         )
