@@ -248,8 +248,8 @@ class Local:
     """The service in this process on a database file, as client "default" with a key of level full.
 
     :param by: the name of that key in histories.
-    :raises ConfigurationError: if a setting is not valid, if the file cannot be opened, or if there is none and not
-        `new`.
+    :raises ConfigurationError: if a setting is not valid, or if there is no file and not `new`.
+    :raises findings_service.DatabaseUnusable: if the file cannot be opened.
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
@@ -260,7 +260,7 @@ class Local:
             if not new and (absence := core.database_for(settings).absence()):
                 raise ConfigurationError(absence)
             self._service = core.start_service(settings)
-        except (core.ConfigurationError, core.DatabaseUnusable) as error:
+        except core.ConfigurationError as error:
             raise ConfigurationError(str(error)) from None
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)

@@ -117,6 +117,7 @@ from tests.support import (
     make_key,
     memory_of,
     nested,
+    patch_core,
     post,
     program_with,
     prune,
@@ -765,8 +766,8 @@ def test_a_body_that_breaks_rules_is_looked_through_in_a_thread(app: flask.Flask
             call = findings_service.ApiRequest(app.extensions["findings"], {**environ, "PATH_INFO": path}, path)
             given.append(call.begin(findings_service.Body(json.dumps(body).encode())))
         assert isinstance(given[0], findings_service.PendingWrite)
-        assert isinstance(given[1], findings_service.ThreadJob)
-        assert (given[1].pool, call.finish(given[1]).status) == ("body", 422)
+        assert isinstance(given[1], findings_service.BodyCheck)
+        assert call.finish(given[1]).status == 422
 
 
 @pytest.mark.sqlite
@@ -1866,7 +1867,7 @@ TIMESTAMP = findings_service.timestamp
 def set_clock(monkeypatch: pytest.MonkeyPatch, **ahead: float) -> None:
     """Set the system clock ahead of the time."""
     seconds = timedelta(**ahead).total_seconds()
-    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago - seconds))
+    patch_core(monkeypatch, "timestamp", lambda ago=0.0: TIMESTAMP(ago - seconds))
 
 
 def test_a_run_that_was_used_while_the_clock_was_ahead_fails_in_time(
@@ -2301,7 +2302,7 @@ def test_what_is_reported_again_keeps_who_sees_to_it_and_its_reason_until_it_reo
 
 def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = findings_service.timestamp()
-    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: now)  # all of it within a millisecond
+    patch_core(monkeypatch, "timestamp", lambda ago=0.0: now)  # all of it within a millisecond
     path, tags = f"{API}/tasks/{client.add(run, externalId='x')}", list[str]()
 
     def look(answer: Any = None) -> None:
@@ -3325,10 +3326,11 @@ def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable
     assert second.request("GET", f"{API}/tasks", key=first.key).status_code == 200
 
 
+@pytest.mark.parts
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_start_that_fails_makes_no_key(serve: Callable[..., Server], tmp_path: Path, workers: str) -> None:
-    blind = "findings_service.free_port = lambda host, port: port"  # another program is faster
-    program = (sys.executable, "-c", f"{IMPORTING}; {blind}; findings_service.main()")
+    blind = "from findings_adapters.serving import processes; processes.free_port = lambda host, port: port"
+    program = (sys.executable, "-c", f"{IMPORTING}; {blind}; findings_service.main()")  # another program is faster
     with socket.create_server(("127.0.0.1", 0)) as listener:
         line = ("serve", "--port", str(listener.getsockname()[1]), "--workers", workers)
         done = command(*line, "--db", str(tmp_path / "served.db"), program=program)
@@ -3359,6 +3361,7 @@ def test_nothing_takes_the_number_of_a_closed_standard_stream() -> None:
     assert done.stdout == "/dev/null /dev/null\n"
 
 
+@pytest.mark.parts
 @pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
 def test_a_start_makes_no_key_that_nobody_sees(serve: Callable[..., Server], tmp_path: Path, errors: str) -> None:
     db, port = str(tmp_path / "served.db"), free_port()
@@ -4009,8 +4012,8 @@ def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
     program = (
         f"{IMPORTING}, encodings.idna, importlib.metadata, jsonschema, os\n"
-        "findings_service.load_parts(); findings_service.main.list_commands(None)\n"
-        "if not findings_service.load_part('findings_adapters/serving/__init__.py'):\n"
+        "findings_service.load_modules(); findings_service.main.list_commands(None)\n"
+        "if not findings_service.load_module('findings_adapters.serving'):\n"
         "    import findings_adapters.serving.processes\n"
         "os.geteuid() or os.setuid(65534); findings_service.main()"
     )

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from findings_client import Findings, Refused, Unavailable, stoppable
-from findings_service import ConfigurationError
+from findings_client import ConfigurationError, Findings, Refused, Unavailable, stoppable
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 1}
 FIELDS = {"testId": TEXT, "confidence": TEXT, "file": TEXT, "line": NUMBER}

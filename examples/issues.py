@@ -20,9 +20,8 @@ from typing import Any
 from urllib3 import PoolManager, Retry
 from urllib3.exceptions import HTTPError
 
-from findings_client import Findings, Refused, Unavailable, stoppable
+from findings_client import ConfigurationError, Findings, Refused, Unavailable, stoppable
 from findings_features.events import Event, Events
-from findings_service import ConfigurationError
 
 parser = argparse.ArgumentParser(description="Keep GitHub issues of critical findings.")
 parser.add_argument("repository", metavar="OWNER/REPOSITORY")

@@ -61,6 +61,7 @@ from findings_client import (
 from findings_features.exports import ExportQuery
 from findings_features.gate import BASELINES, Gate, blocking_statuses
 from findings_features.labels import end_of
+from findings_features.openapi import description_of
 from findings_service import (
     HTTP_URL,
     SEVERITIES,
@@ -905,7 +906,8 @@ def format_option(*forms: str) -> Callable[[Any], Any]:
 def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return the option for one of a list's query parameters; what is wrong with its value the service says."""
     kind = next(part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
-    option, meaning = regex.sub(r"(?=[A-Z])", "-", name).lower(), kind["description"]
+    meaning = kind.get("description") or description_of(ExportQuery, name)
+    option = regex.sub(r"(?=[A-Z])", "-", name).lower()
     if kind.get("type") == "boolean":
         opposite = "branches-only" if option == "main-line" else f"no-{option}"
         return click.option(f"--{option}/--{opposite}", name, default=None, help=meaning)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from findings_client import Client, ConfigurationError, Local, Remote, key_of_environment
-from findings_service import environment_option
+import findings_client
+from findings_client import Client, Local, Remote, key_of_environment
+from findings_service import ConfigurationError, environment_option
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -42,6 +44,15 @@ def typed_options(*names: str) -> set[str]:
     return {name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE}
 
 
+@contextmanager
+def core_errors() -> Iterator[None]:
+    """Raise the core's `ConfigurationError` in place of the client's, which does not know the core."""
+    try:
+        yield
+    except findings_client.ConfigurationError as error:
+        raise ConfigurationError(str(error)) from None
+
+
 def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Client:
     """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
 
@@ -52,6 +63,7 @@ def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Cli
     typed = typed_options("url", "db")
     if typed == {"url", "db"}:
         raise ConfigurationError("say --url or --db, not both")
-    if url and typed != {"db"}:
-        return Client(Remote(url, key_of_environment()))
-    return Client(Local(db, new=new, by=by))
+    with core_errors():
+        if url and typed != {"db"}:
+            return Client(Remote(url, key_of_environment()))
+        return Client(Local(db, new=new, by=by))

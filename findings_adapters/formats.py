@@ -23,17 +23,9 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from findings_adapters.sarif.identities import (
-    IDENTITY,
-    LABEL_LENGTH,
-    OLD_IDENTITY,
-    OURS,
-    SNIPPET,
-    Identities,
-    Place,
-    identities_of,
-)
-from findings_adapters.sarif.reading import DESCRIPTION, RULE_TEXT, VERSION, Result, parse, whole, without_nul
+from findings_adapters.sarif.identities import LABEL_LENGTH, SNIPPET, Identities, Place, identities_of
+from findings_adapters.sarif.models import IDENTITY, OLD_IDENTITY, OURS, Result, whole
+from findings_adapters.sarif.reading import DESCRIPTION, RULE_TEXT, VERSION, parse, without_nul
 from findings_adapters.sarif.source import NOTICES, Checkout, objects_at, reading_of, with_source
 from findings_features.labels import cut_bytes, foreign_labels, plain_text
 from findings_service import (

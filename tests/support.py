@@ -267,6 +267,14 @@ def users_of(app: flask.Flask, *users: str, level: str = "full") -> list[Client]
     return clients
 
 
+def patch_core(patch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    """Replace a name of the core, there and in all modules that have imported it."""
+    old = getattr(findings_service, name)
+    for module_name, module in [*sys.modules.items()]:
+        if module_name.startswith("findings_") and getattr(module, name, None) is old:
+            patch.setattr(module, name, value)
+
+
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("FINDINGS_")]:
@@ -952,7 +960,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> str:
     form = exports.ListFormat(media_type="text/lines", write=written_lines)
     add_form(form, monkeypatch)
     monkeypatch.setattr(exports, "EXPORT_LOT", 3)
-    monkeypatch.setattr(findings_service, "DOCUMENT_PIECE", 1)
+    patch_core(monkeypatch, "DOCUMENT_PIECE", 1)
     return form.media_type
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import flask
 import pytest
 
-import findings_service
-from tests.support import API, KEY, TIME, Server, await_, client_of, task, users_of
+from tests.support import API, KEY, TIME, Server, await_, client_of, patch_core, task, users_of
 
 LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "user", "runId"]
 
@@ -84,5 +83,5 @@ def test_a_text_log_quotes_what_is_no_word_and_stops_nothing_where_nobody_hears(
         each.read("tasks")
     said = [line.partition(" default ")[2] for line in capfd.readouterr().err.splitlines()]
     assert said == ["proxy anna@shop.example -", 'proxy "J\\u00fcrgen 1" -', '"a name" - -']
-    monkeypatch.setattr(findings_service, "STDERR", -1)  # which is closed
+    patch_core(monkeypatch, "STDERR", -1)  # which is closed
     client.read("tasks")

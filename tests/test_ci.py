@@ -36,7 +36,18 @@ from findings_adapters.platforms import Place, place_of
 from findings_client import Client, Local
 from findings_features.exports import ExportQuery
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
-from tests.support import API, HERE, PATIENCE, PROGRAM, Server, cases, environment, heed_signals, others_database
+from tests.support import (
+    API,
+    HERE,
+    PATIENCE,
+    PROGRAM,
+    Server,
+    cases,
+    environment,
+    heed_signals,
+    others_database,
+    patch_core,
+)
 
 __all__ = ["away", "fake", "tune"]
 
@@ -499,7 +510,7 @@ BAD_USAGE = cases(
     bar=(("--fail-on", "bad", "a.sarif"), "--fail-on"),
     form=(("--format", "xml", "a.sarif"), "--format"),
     two_places=(("--url", "http://127.0.0.1:1", "--db", "x.db", "a.sarif"), "not both"),
-    url=(("--url", "findings", "a.sarif"), "no URL"),
+    url=(("--url", "findings", "a.sarif"), "is not a URL"),
     no_key=(("--url", "http://127.0.0.1:1", "a.sarif"), "FINDINGS_KEY"),
     source=(("--source", "nowhere", "a.sarif"), "'nowhere' does not exist"),
     type=(("--type", "no name", "a.sarif"), "/name"),
@@ -511,7 +522,7 @@ BAD_USAGE = cases(
 @pytest.mark.parametrize(("words", "said"), BAD_USAGE)
 def test_wrong_usage_ends_with_2(job: Job, words: Sequence[str], said: str) -> None:
     job.write("a.sarif", result())
-    done = job.scan(*words, code=2, **({"FINDINGS_KEY": "x" * 20} if said == "no URL" else {}))
+    done = job.scan(*words, code=2, **({"FINDINGS_KEY": "x" * 20} if said == "is not a URL" else {}))
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     if (job.folder / "findings.db").exists():
@@ -1278,7 +1289,10 @@ def test_a_part_that_is_absent_is_said_so(job: Job, monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(findings_service.REGISTRY.submission_formats, "application/sarif+json")
     for form in list(findings_service.REGISTRY.list_exports):
         monkeypatch.delitem(findings_service.REGISTRY.list_exports, form)
-    assert_one_line(job.scan("a.sarif"), 2, "findings_adapters/sarif is not there")
+    load = findings_service.load_module
+    missing = {"findings_adapters.sarif": "findings_adapters.sarif, which is not installed"}
+    patch_core(monkeypatch, "load_module", lambda name: missing.get(name) or load(name))
+    assert_one_line(job.scan("a.sarif"), 2, "findings_adapters.sarif, which is not installed")
     for form in ("sarif", "csv"):
         assert_one_line(job.run("export", "--format", form), 2, "the part of it that does is not there")
     assert job.run("export", "--format", "json").stdout == "[\n]\n"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 
 import findings_client as client_module
@@ -204,7 +205,7 @@ STRANGERS = cases(
     page=((404, {}, b"<html>"), Refused, f"answers 404 Not Found, {NO_SERVICE}"),
     proxy=((500, {}, b"[]"), Refused, "answers 500 Internal Server Error"),
     moved=((302, {"Location": "https://login.example/"}, b""), Refused, "redirects to https://login.example/"),
-    no_json=((200, {}, b"<html>"), Unavailable, "no Findings Task Service"),
+    no_json=((200, {}, b"<html>"), Unavailable, "not one of a Findings Task Service"),
 )
 
 
@@ -258,8 +259,8 @@ def test_the_environments_proxy_is_used_unless_it_says_not_to(
 
 def test_a_place_that_cannot_be_one_is_told() -> None:
     for given, said in (
-        ({"url": "findings", "key": "k"}, "is no URL"),
-        ({"url": "ftp://findings.example", "key": "k"}, "is no URL"),
+        ({"url": "findings", "key": "k"}, "is not a URL"),
+        ({"url": "ftp://findings.example", "key": "k"}, "is not a URL"),
         ({"url": "http://findings.example:port", "key": "k"}, "not a valid host or port"),
         ({"url": "https://me:secret@findings.example", "key": "k"}, "user name"),
         ({"url": "http://findings..example", "key": "k"}, "label empty"),
@@ -268,7 +269,7 @@ def test_a_place_that_cannot_be_one_is_told() -> None:
         ({}, "FINDINGS_KEY is not set"),
         ({"url": "http://127.0.0.1:8000", "db": "findings.db"}, "not both"),
     ):
-        with pytest.raises(findings_service.ConfigurationError, match=said) as caught:
+        with pytest.raises(client_module.ConfigurationError, match=said) as caught:
             Findings(**given)
         assert "secret" not in str(caught.value)
 
@@ -405,12 +406,12 @@ def test_a_finding_is_stored_as_it_was_submitted(agent: Agent) -> None:
     assert (texts.remediation[0].instruction, texts.evidence[0].content) == ("Mend it.", "eval(x)")
     assert [each.description for each in texts.success_criteria] == ["It is mended."]
     assert (parts.external_id, parts.status, parts.description) == ("it", "in_progress", "All of it.")
-    assert (parts.evidence[0], parts.evidence[1].type) == (shown, "log")
+    assert (parts.evidence[0], parts.evidence[1].type) == (msgspec.to_builtins(shown), "log")
     assert (parts.rule, parts.location, parts.tags) == ("S307", "a.py:3", ["owasp, a03", "eval"])
     assert (texts.rule, texts.location, texts.tags, tagged.tags) == (None, None, [], ["a11y"])
     assert [(each.step, each.instruction) for each in parts.remediation] == [(1, "Read."), (7, "Write.")]
     assert parts.success_criteria[0].automatable
-    assert json.loads(bytes(parts.extensions)) == {"a": {"b": [None, 1.5, "é"]}}
+    assert parts.extensions == {"a": {"b": [None, 1.5, "é"]}}
 
 
 def test_findings_go_out_in_batches_by_number_by_size_and_by_age(remote: Agent, between: Fake, tune: Tune) -> None:
@@ -800,7 +801,7 @@ def test_a_definition_is_registered_again_unless_it_differs(agent: Agent) -> Non
     schema = {"required": ["owner"], "type": "object"}
     for _ in range(2):
         kind = agent.register(f"{agent.name}-2", label="Two", description="…", extension_schema=schema)
-    assert (kind.label, kind.description, json.loads(bytes(kind.extension_schema))) == ("Two", "…", schema)
+    assert (kind.label, kind.description, kind.extension_schema) == ("Two", "…", schema)
     with pytest.raises(Refused, match=f"{agent.name}-2") as caught:
         agent.register(f"{agent.name}-2")
     assert caught.value.code == "project_type_exists"

@@ -43,6 +43,7 @@ from tests.support import (
     finished,
     gate,
     invoke,
+    patch_core,
     post,
     program_with,
     prune,
@@ -269,7 +270,7 @@ def test_nothing_is_removed_for_an_hour_after_the_clock_jumped_ahead(
     maintenance = commits.maintenance_steps(keeping)
     next(maintenance)
     for days, hours, left in ((2, 0, 4), (2, 0.9, 4), (2, 1.1, 3)):
-        monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0, by=days: TIMESTAMP(ago - by * 86_400))
+        patch_core(monkeypatch, "timestamp", lambda ago=0.0, by=days: TIMESTAMP(ago - by * 86_400))
         monkeypatch.setattr(findings_service.time, "monotonic", lambda by=hours: MONOTONIC() + by * 3600)
         for _ in range(9):
             next(maintenance)

@@ -383,7 +383,7 @@ def test_every_route_command_setting_error_code_and_field_is_in_a_table(page: st
 
 
 def test_every_name_on_the_map_is_in_the_code() -> None:
-    files = (MODULE, *HERE.glob("findings_*/**/*.py"), HERE / "tests" / "test_house.py")
+    files = (MODULE, *HERE.glob("findings_*/**/*.py"), HERE / "tests" / "test_layout.py")
     code = "".join(file.read_text("utf-8") for file in files)
     told = page_named("docs/architecture.md")
     names = set(re.findall(r"`(?:[a-z]\w+\.)?(\w+(?:\.\w+)?)`", told)) - {"py", "sql"}

@@ -154,7 +154,7 @@ def test_events_are_filtered(client: Client, run: str) -> None:
 def test_a_filter_looks_at_some_entries_at_a_time_and_the_link_goes_on(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "Held", fail)  # nobody waits while there is more to look at
+    monkeypatch.setattr(events, "LongPoll", fail)  # nobody waits while there is more to look at
     monkeypatch.setattr(events, "LOOKED_AT", 5)
     client.submit(run, *(task() for _ in range(12)))
     client.finish(run)

@@ -84,7 +84,7 @@ MISSING = (
     ({"FINDINGS_KEY": ""}, "FINDINGS_KEY is not set"),
     ({"FINDINGS_KEY": "fts_x"}, "API key"),
     ({"FINDINGS_URL": "http://127.0.0.1:9"}, "no answer from http://127.0.0.1:9: Connection refused"),
-    ({"FINDINGS_URL": "nowhere"}, "the service's URL: 'nowhere' is no URL"),
+    ({"FINDINGS_URL": "nowhere"}, "the service's URL: 'nowhere' is not a URL"),
     ({"lib": "without"}, "bandit is not installed"),
     ({"folder": "none"}, "There is no folder"),
 )

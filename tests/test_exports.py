@@ -38,6 +38,7 @@ from tests.support import (
     database_of,
     half_open,
     memory_of,
+    patch_core,
     start_process,
     task,
     written_lines,
@@ -154,7 +155,7 @@ def made_by_two_servers(monkeypatch: pytest.MonkeyPatch, make: Callable[[], str]
     ids = []
     for turn in range(8):
         with monkeypatch.context() as patched:
-            patched.setattr(findings_service, "new_ids", makers[turn % 2])
+            patch_core(patched, "new_ids", makers[turn % 2])
             patched.setattr(findings_service.time, "time_ns", lambda late=turn % 2: now() - late * 50_000_000)
             ids.append(make())
     return ids

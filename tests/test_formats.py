@@ -18,7 +18,8 @@ from test_sarif import STRANGE, at, ids_of, log_with, places_in, result
 import findings_service as core
 from findings_adapters import formats
 from findings_adapters.ci import read_documents
-from findings_adapters.sarif.reading import IDENTITY, OURS, parse
+from findings_adapters.sarif.models import IDENTITY, OURS
+from findings_adapters.sarif.reading import parse
 from tests.support import cases
 
 __all__ = ["job"]

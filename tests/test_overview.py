@@ -9,7 +9,7 @@ import pytest
 
 import findings_service
 from tests.engines import faults_of
-from tests.support import API, SEVERITIES, STATUSES, TARGETS, Client, database_of, standing, start_on, task
+from tests.support import API, SEVERITIES, STATUSES, TARGETS, Client, database_of, patch_core, standing, start_on, task
 
 TIMESTAMP = findings_service.timestamp
 
@@ -22,7 +22,7 @@ def test_an_overview_of_yesterday_is_not_todays(client: Client, monkeypatch: pyt
 
 def at_day(monkeypatch: pytest.MonkeyPatch, days: int) -> str:
     """Let it be some days ago for what follows, and return the date."""
-    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago + days * 86_400))
+    patch_core(monkeypatch, "timestamp", lambda ago=0.0: TIMESTAMP(ago + days * 86_400))
     return TIMESTAMP(days * 86_400)[:10]
 
 

@@ -21,7 +21,7 @@ from findings_adapters.postgres import dialect
 from findings_adapters.serving import commits
 from findings_features import audit
 from tests.postgres_server import USER, Databases, MakeServer, PostgresServer, fresh_url, name_in, run_in
-from tests.support import PATIENCE, await_, cases, slowness
+from tests.support import PATIENCE, await_, cases, patch_core, slowness
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")
@@ -179,7 +179,7 @@ def test_a_schema_is_made_and_brought_up_to_date_by_one_process(
         "ALTER TABLE counters ADD COLUMN colour TEXT NOT NULL DEFAULT '';\n"
         "UPDATE counters SET n = n + 1, colour = 'it''s; red' || CAST(n AS TEXT);"
     )
-    monkeypatch.setattr(core, "SCHEMA_VERSION", newer)
+    patch_core(monkeypatch, "SCHEMA_VERSION", newer)
     monkeypatch.setitem(core.REGISTRY.migrations, newer, core.Migration(steps))
     with ThreadPoolExecutor(4) as pool:
         assert [each["a"] for each in pool.map(counts, [open_at(url, fill=False) for _ in range(4)])] == [2] * 4
@@ -582,7 +582,7 @@ def test_two_who_make_a_key_at_once_make_one(
             core.insert_client(connection, "default")
     service = core.Service(core.Settings(db=url))
     core.open_once(service)  # as a start does before it makes a key
-    for work in (make, lambda: core.first_key(service)):
+    for work in (make, lambda: core.insert_first_key(service)):
         both.reset()
         with in_thread(work):
             work()

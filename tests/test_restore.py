@@ -31,6 +31,7 @@ from tests.support import (
     files_in,
     invoke,
     others_database,
+    patch_core,
     task,
 )
 
@@ -307,7 +308,7 @@ KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
     ("name", "restored"),
     cases(
         copying=("core.SQLiteConnection.integrity_errors", False),
-        made=("core.begin_epoch", False),
+        made=("restore.begin_epoch", False),
         before=("os.link", False),
         between=("backup.take_place", False),
         after=("click.echo", True),
@@ -350,7 +351,7 @@ def test_a_database_that_a_service_makes_meanwhile_is_not_replaced(
             opened.append(None)
             opened[0] = findings_service.open_database(findings_service.Settings(db=str(made)))
 
-    monkeypatch.setattr(findings_service, "begin_epoch", make_first)
+    patch_core(monkeypatch, "begin_epoch", make_first)
     assert "is open in another process" in refused(copy, made)
     with closing(opened[0]) as connection:
         assert connection.execute("SELECT COUNT(*) FROM clients").fetchone() == (0,)

@@ -1143,7 +1143,7 @@ def test_scan_reads_a_document_that_the_service_takes_in_parts(tmp_path: Path) -
 MEASURED = """
 import json, os, resource, sys, time
 import findings_service as core
-core.load_parts()
+core.load_modules()
 from findings_adapters import sarif
 settings = core.Settings()
 for path in sys.argv[1:]:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 import regex
 
-from findings_adapters.connecting import service_at, service_options, typed_options
+from findings_adapters.connecting import core_errors, service_at, service_options, typed_options
 from findings_client import Remote
 from findings_service import (
     ConfigurationError,
@@ -90,7 +90,8 @@ def check_http(url: str) -> None:
         raise ConfigurationError("--http goes with --url, not with --db: each caller is known by its key")
     if not url:
         raise ConfigurationError("--http needs --url URL, the service that callers' keys are of")
-    Remote(url, "")
+    with core_errors():
+        Remote(url, "")
     if os.name == "nt":
         raise ConfigurationError("`mcp --http` runs on Linux and macOS")
     if os.environ.get("FINDINGS_KEY"):

@@ -732,7 +732,7 @@ class Door:
     async def _check_key(self, request: Request) -> None:
         """Ask the service about a key: else keys that are none could keep others' large bodies waiting."""
         try:
-            await anyio.to_thread.run_sync(in_time, self._service_of(request).get, "me", Me)
+            await anyio.to_thread.run_sync(in_time, self._service_of(request).get, "me")
         except Refused as error:
             raise (Unauthorized if error.status == 401 else Busy)(error.detail) from None
         except Unavailable as error:

@@ -40,7 +40,7 @@ def open_postgres(settings: Settings) -> Database:
 
 def register() -> None:
     """Add the engine, and the command."""
-    from findings_adapters.postgres.copying import copy
+    from findings_adapters.postgres.command import copy
 
     REGISTRY.engines |= dict.fromkeys(ENGINE_MODULES, open_postgres)
     main.add_command(copy)

@@ -1,25 +1,21 @@
-"""The command `copy`: a whole database from a file to PostgreSQL, or back, or from one file or server to another.
+"""Copying a whole database from a file to PostgreSQL, or back, or from one file or server to another.
 
 The source is read as it is at one moment, while it may be in use. The target is new, and gets all of it or nothing:
 what stands there is read again, and compared and audited, before it is kept. Rows go one by one from one end to the
-other, so that a database of any size needs little memory. The ends are a file here, and a server in `bulk.py`, which
-needs psycopg.
+other, so that a database of any size needs little memory. The ends are a file here, and a server in `bulk.py`.
 
 Every table with a client is copied. What is left out has none, and tells of one database alone: when it was backed up.
 """
 
 from __future__ import annotations
 
-import functools
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager as Opened
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 from msgspec import Struct
 
@@ -27,20 +23,17 @@ import findings_features.audit as audit
 import findings_features.backup as backup
 import findings_features.migrations as migrations
 from findings_service import (
-    Database,
     DatabaseUnusable,
     Settings,
     SQLiteConnection,
     SQLiteDatabase,
     begin_epoch,
     open_database,
-    opened,
     progress_bar,
     readable_errors,
     schema_path,
     statements_of,
     truncate,
-    write_table,
 )
 
 Row = Sequence[Any]
@@ -216,15 +209,6 @@ def file_target(database: SQLiteDatabase, tables: Sequence[Table]) -> Iterator[F
         backup.put_in_place(partial, path)
 
 
-def ends_at(database: Database) -> tuple[Callable[..., Opened[Place]], Callable[..., Opened[Target]]]:
-    """Return the functions that open the source of a copy and its target."""
-    if isinstance(database, SQLiteDatabase):
-        return file_source, file_target
-    from findings_adapters.postgres import bulk
-
-    return bulk.server_source, bulk.server_target
-
-
 # Seqs. PostgreSQL numbers the rows of each client from 1 on, and SQLite all rows of a table. Where two clients have the
 # same seq, those of one are moved as far as it takes, and with them what refers to them; the order stays.
 
@@ -306,41 +290,3 @@ def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: 
             "every row was copied as it is, so that the copy has these faults, too; the copy was dropped",
         )
     return {name: tally.count for name, tally in read.items()}
-
-
-# The command
-
-
-def named(_: click.Context, __: click.Parameter, value: str) -> str:
-    """Refuse a name that is none, as of a variable that was not set."""
-    if not value:
-        raise click.BadParameter("this names no database")
-    return value
-
-
-end_option = functools.partial(click.option, required=True, metavar="DATABASE", callback=named)
-
-
-@click.command(
-    epilog="Stop the service before, or what is written meanwhile is not in the copy. Nothing is ever written over, and"
-    " of a copy that fails nothing is left."
-)
-@end_option("--from", "source", help="What is copied: a file, or a postgresql:// URL.")
-@end_option("--to", "target", help="Where to: a new file, or a URL of a database without data of the service.")
-def copy(source: str, target: str) -> None:
-    """Copy a database to another, also to PostgreSQL and back. The copy is of one moment, and verified."""
-    tables = read_tables()
-    with backup.interruptible(), opened(source) as old, opened(target, new=True) as new:
-        of_source = backup.files_of(old.location) if isinstance(old, SQLiteDatabase) else {old.location}
-        if new.location in of_source:
-            raise click.ClickException(f"{new.name} belongs to what is copied; name another database")
-        read, fill = ends_at(old)[0], ends_at(new)[1]
-        with read(old) as place, fill(new, tables) as copied:
-            shifts = find_shifts(place, tables) if isinstance(new, SQLiteDatabase) else {}
-            counts = copy_tables(place, copied, tables, shifts)
-    write_table(("TABLE", "        ROWS"), [(name, f"{count:12,}") for name, count in counts.items()], err=True)
-    if shifted := [name for name, by_client in shifts.items() if by_client]:
-        click.echo(
-            f"Clients had the same numbers in {', '.join(shifted)}; some were moved, in the same order.", err=True
-        )
-    click.echo(f"{new.name}: {sum(counts.values()):,} rows, verified.", err=True)

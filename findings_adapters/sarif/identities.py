@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from findings_adapters.sarif.models import OUR_MARKS
 from findings_features.labels import cut_bytes, end_of
 from findings_service import KIB, Evidence
 
 if TYPE_CHECKING:
-    from findings_adapters.sarif.reading import Result
-
-OUR_MARKS = "findingsTaskService/"  # with which the names of our fingerprints and members begin
-OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
-# Fingerprints that `scan` writes: the identity of a finding, which twins share, and that by the earlier algorithm.
-IDENTITY = "findingsTaskService/identity/v2"
-OLD_IDENTITY = "findingsTaskService/identity/v1"
+    from findings_adapters.sarif.models import Result
 
 # Semgrep writes this in place of a fingerprint, the same for every result, if the user is not logged in.
 NO_FINGERPRINTS = ("requires login",)

@@ -14,16 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from findings_adapters.git import files_of, top_of
-from findings_adapters.sarif.reading import (
-    ArtifactLocation,
-    PhysicalLocation,
-    Reading,
-    Region,
-    RunReading,
-    path_of_uri,
-    text_of,
-    whole,
-)
+from findings_adapters.sarif.models import ArtifactLocation, PhysicalLocation, Region, whole
+from findings_adapters.sarif.reading import Reading, RunReading, path_of_uri, text_of
 from findings_features.labels import cut_bytes
 from findings_service import KIB
 

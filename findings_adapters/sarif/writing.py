@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 import findings_features.exports as exports
-from findings_adapters.sarif.identities import OURS
-from findings_adapters.sarif.reading import DRIVE, RULE_TEXT, SCHEME, VERSION, whole
+from findings_adapters.sarif.models import OURS, whole
+from findings_adapters.sarif.reading import DRIVE, RULE_TEXT, SCHEME, VERSION
 from findings_features.labels import cut_bytes
 from findings_service import (
     RANKS,

@@ -108,11 +108,11 @@ def test_a_write_that_waits_too_long_behind_another_is_busy_while_that_goes_on(
 
     async def commit_both(scheduler: commits.CommitScheduler) -> tuple[int, bool, int]:
         slow = SimpleNamespace(
-            call=call, apply=lambda _: (begun.set(), ended.wait(60)) and findings_service.Response(204, {})
+            request=call, apply=lambda _: (begun.set(), ended.wait(60)) and findings_service.Response(204, {})
         )
         first = asyncio.create_task(scheduler.commit(slow))
         await asyncio.to_thread(begun.wait)
-        second = await scheduler.commit(SimpleNamespace(call=call, apply=fail))
+        second = await scheduler.commit(SimpleNamespace(request=call, apply=fail))
         health = client.get("/healthz").status_code
         still = not first.done()
         ended.set()

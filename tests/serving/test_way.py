@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import API, Server, task
 
-STEPS = ["Call.open", "Call.read", "Call.check", "PendingWrite.apply"]
+STEPS = ["ApiRequest.open", "ApiRequest.read", "ApiRequest.check", "PendingWrite.apply"]
 MOST = {"batch": 80, "update": 65}  # functions of ours, with some room
 # Runs the service, and writes of each function of ours that is entered its name and those of its callers.
 TRACED = """

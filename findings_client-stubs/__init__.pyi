@@ -1,0 +1,1 @@
+../findings_client.py
