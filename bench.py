@@ -205,7 +205,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Measurement:
     """How long each answer took and all of them, in seconds."""
 
     waits: Sequence[float]
@@ -254,7 +254,7 @@ class Line:
         return int(head[9:12]), body
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(job: Job) -> Measurement:
     """Send a job's requests and return what came of it. :raises ValueError: for an answer of another status."""
     waiting = iter(job.requests) if job.seconds is None else itertools.cycle(job.requests)
     lines = [Line(job.server.port) for _ in range(job.connections)]
@@ -287,7 +287,7 @@ def run_job(job: Job) -> Outcome:
         seconds = time.perf_counter() - begun
     for line in lines:
         line.socket.close()
-    return Outcome(waits, seconds)
+    return Measurement(waits, seconds)
 
 
 # ---------------------------------------------------------------------------
@@ -467,7 +467,7 @@ class Bench:
     folder: Path
     small: Stored
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> Measurement:
         """Have a client run a job. :raises Exception: what stopped it."""
         return self.clients.submit(run_job, job).result()
 
@@ -578,7 +578,7 @@ def beside(
 ) -> Iterator[Row]:
     """Compare reads beside writers with reads alone."""
     reading = Job(server, gets(stored.key, stored.paths), 200, connections=4, seconds=bench.plan.seconds)
-    reads = list[Outcome]()
+    reads = list[Measurement]()
 
     def read_beside() -> float:
         others = bench.clients.submit(run_job, writing())

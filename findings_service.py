@@ -1302,11 +1302,10 @@ class Cursor(Protocol):
         """Give the rows that are left."""
 
 
-class CounterBuffer:
+class CounterBuffer(Struct):
     """Changes of counters, written once for a whole transaction, however many requests share it."""
 
-    def __init__(self) -> None:
-        self.changes: Counter[CounterKey] = Counter()
+    changes: Counter[CounterKey] = msgspec.field(default_factory=Counter)
 
     def add(self, client_id: str, scopes: Iterable[str], status: str, severity: int, n: int) -> None:
         """Add `n` to the counters of one status and severity in some scopes."""
@@ -1317,8 +1316,9 @@ class CounterBuffer:
         """Return the changes in some scopes that are not written yet: scope, status, severity, n."""
         return [(*key[1:], n) for key, n in self.changes.items() if key[0] == client_id and key[1] in scopes]
 
-    def write(self, connection: Connection, *, erases: bool) -> None:
-        """Write the changes, and delete counters that have come to 0 and name a rule or a tag; all such if `erases`."""
+    def write(self, connection: Connection) -> None:
+        """Write the changes. Counters of 0 are deleted if they name a rule or a tag, or if the transaction erases."""
+        erases = connection.transaction.erases
         connection.executemany(
             """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
                ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n""",
@@ -1333,16 +1333,11 @@ class CounterBuffer:
         self.changes.clear()
 
 
-class Transaction:
+class Transaction(Struct):
     """State of an open transaction: the counters that it has to write, and whether it deletes anything for good."""
 
-    def __init__(self) -> None:
-        self.counters = CounterBuffer()
-        self.erases = False
-
-    def write_counters(self, connection: Connection) -> None:
-        """Write the counters, last before the COMMIT."""
-        self.counters.write(connection, erases=self.erases)
+    counters: CounterBuffer = msgspec.field(default_factory=CounterBuffer)
+    erases: bool = False
 
 
 class Connection(ABC):
@@ -1688,7 +1683,7 @@ def fill(connection: Connection, steps: Iterable[Migration]) -> None:
             step.fill(connection)
     for client_id in select_clients(connection):  # an ETag from before the migration must not match
         raise_revision(connection, client_id)
-    connection.transaction.write_counters(connection)
+    connection.transaction.counters.write(connection)
     if not connection.execute("SELECT 1 FROM epochs").fetchone():
         begin_epoch(connection)
 
@@ -1994,7 +1989,7 @@ class SQLiteDatabase(Database):
                 yield connection
                 if connection.transaction.erases:
                     self._truncated_at = None
-                connection.transaction.write_counters(connection)
+                connection.transaction.counters.write(connection)
                 connection.execute("COMMIT")
                 self.version += 1
             except BaseException:

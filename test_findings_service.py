@@ -87,8 +87,8 @@ from tests.support import (
     UUID7,
     WCAG_SCHEMA,
     WHOLE_TASK,
-    Answer,
     Client,
+    HttpResponse,
     Panic,
     Server,
     Survey,
@@ -1111,7 +1111,7 @@ def test_work_is_the_same_however_many_runs_and_types_there_are(
                 start_one(connection)
         with database.transaction() as connection:
             work.append(
-                work_of(connection, lambda: [act(connection), connection.transaction.write_counters(connection)])
+                work_of(connection, lambda: [act(connection), connection.transaction.counters.write(connection)])
             )
     assert work[1] <= 1.05 * work[0]
 
@@ -4124,10 +4124,10 @@ def test_what_a_database_undid_is_done_again_behind_any_wsgi_server(
 # ---------------------------------------------------------------------------
 
 
-def judged(server: Server, key: str, schema: Any, extensions: Any) -> Answer:
+def judged(server: Server, key: str, schema: Any, extensions: Any) -> HttpResponse:
     """Register a schema and submit extensions, in bounded time each, and return the last answer."""
 
-    def in_time(path: str, body: Any) -> Answer:
+    def in_time(path: str, body: Any) -> HttpResponse:
         with at_most(1.5):  # a second, and some for the other tests
             return server.request("POST", f"{API}/{path}", body, key)
 

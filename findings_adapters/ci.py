@@ -27,7 +27,7 @@ from msgspec import Raw, Struct
 
 from findings_adapters.connecting import combined, service_at, service_options
 from findings_adapters.git import find_commit, is_before, is_tracked, renames_since, top_of
-from findings_adapters.platforms import Place, place_of
+from findings_adapters.platforms import ScanContext, place_of
 from findings_adapters.scan_config import (
     BARS,
     FOLDER,
@@ -91,7 +91,7 @@ SARIF = "application/sarif+json"
 SAY_BRANCH = "; say --branch NAME, or --branch '' for the main line"
 
 
-def place_given(branch: str | None, target: str | None, source_url: str | None) -> Place:
+def place_given(branch: str | None, target: str | None, source_url: str | None) -> ScanContext:
     """Return where a scan takes place, by its options first; "" there says the main line, or no target.
 
     :raises BadInput: if the platform does not name the branch, or a pattern is not a URL.
@@ -126,7 +126,7 @@ Spots = Mapping[str, Spot]  # by the id of the task
 Filters = Mapping[str, Any]
 
 
-class Finding(Struct):
+class ShownFinding(Struct):
     """A finding to show, and where it is, as far as that is known."""
 
     task: TaskHead
@@ -144,12 +144,12 @@ class Finding(Struct):
         return SEVERITIES.index(self.task.severity), not place, place, self.spot.line or 0
 
 
-def finding_at(spots: Spots, task: TaskHead, *, is_new: bool = False) -> Finding:
+def finding_at(spots: Spots, task: TaskHead, *, is_new: bool = False) -> ShownFinding:
     """Return a task as a finding where the document that was scanned has it: the main line's place may be another."""
     spot = spots.get(task.id, Spot())
     if not spot.path and (line := regex.fullmatch(r"(.+):([0-9]{1,9})", task.location or "")):
         spot = Spot(line[1], int(line[2]))
-    return Finding(task, is_new, spot)
+    return ShownFinding(task, is_new, spot)
 
 
 class Bar(Struct):
@@ -180,7 +180,7 @@ class Report(Struct):
     gate: Gate
     counts: str
     spots: Spots
-    findings: list[Finding]
+    findings: list[ShownFinding]
     total: int
 
     @property
@@ -216,7 +216,7 @@ def report_of(service: Client, judged: Judged, bar: Bar) -> Report:
     listed, new = worst_of(service, run), {each.id: each for each in unbarred.offenders}
     shown = (new if bar.only == "new" else {}) | {each.id: each for each in listed.tasks}
     found = [finding_at(judged.spots, each, is_new=each.id in new) for each in shown.values()]
-    found = sorted(found[:SHOWN], key=Finding.order)
+    found = sorted(found[:SHOWN], key=ShownFinding.order)
     counts = figures_of(run, unbarred)
     return Report(run, judged.baseline, verdict, counts, judged.spots, found, listed.total)
 
@@ -282,7 +282,7 @@ def markdown(report: Report) -> Iterator[str]:
         yield from ("", f"<details><summary>Known: {len(known)}</summary>", *markdown_table(known), "", "</details>")
 
 
-def markdown_table(findings: Sequence[Finding]) -> Iterator[str]:
+def markdown_table(findings: Sequence[ShownFinding]) -> Iterator[str]:
     """Yield the lines of a table, or nothing for no rows."""
     if findings:
         yield from ("", "| Severity | Finding | Place |", "|---|---|---|")
@@ -299,7 +299,7 @@ ANNOTATIONS = {"error": ("critical", "high"), "warning": ("medium",), "notice": 
 MOST_ANNOTATIONS = 10  # that GitHub shows of each level of a step
 
 
-def annotation(kind: str, finding: Finding) -> str:
+def annotation(kind: str, finding: ShownFinding) -> str:
     """Return the workflow command that shows a finding at its place."""
     task, spot = finding.task, finding.spot
     in_line = spot.end_line in (None, spot.line)  # GitHub shows columns of one line only
@@ -337,12 +337,12 @@ def workflow_commands(service: Client, reports: Sequence[Report], only: str) -> 
     """Give the workflow commands for the worst findings of all reports, and a line for those that GitHub would drop."""
     more = 0
     for kind, severities in ANNOTATIONS.items():
-        found = list[Finding]()
+        found = list[ShownFinding]()
         for report in reports:
             listed = worst_judged(service, report, severities, only)
             found += (finding_at(report.spots, each) for each in listed.tasks)
             more += listed.total
-        shown = sorted(found, key=Finding.order)[:MOST_ANNOTATIONS]
+        shown = sorted(found, key=ShownFinding.order)[:MOST_ANNOTATIONS]
         more -= len(shown)
         yield from (annotation(kind, each) for each in shown)
     if more:
@@ -785,7 +785,7 @@ def renames_since_runs(runs: Iterable[Run], folder: Path) -> dict[str, str]:
 def report_in_runs(
     service: Client,
     parts: Sequence[Prepared],
-    place: Place,
+    place: ScanContext,
     bar: Bar,
     baselines: Mapping[str, Run],
     *,

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from findings_adapters.sarif.identities import LABEL_LENGTH, SNIPPET, Identities, Place, identities_of
+from findings_adapters.sarif.identities import LABEL_LENGTH, SNIPPET, Identities, ResultPlace, identities_of
 from findings_adapters.sarif.models import IDENTITY, OLD_IDENTITY, OURS, Result, whole
 from findings_adapters.sarif.reading import DESCRIPTION, RULE_TEXT, VERSION, parse, without_nul
 from findings_adapters.sarif.source import NOTICES, Checkout, objects_at, reading_of, with_source
@@ -53,7 +53,7 @@ def refusal(detail: str) -> ValidationFailed:
 # ---------------------------------------------------------------------------
 
 
-class Finding(Struct):
+class ReadFinding(Struct):
     """What a tool found, in its own words and of any length.
 
     It is in a file (`path`) or on a `page`, or in a `part` of it: an element by its selector, a package by its name.
@@ -90,14 +90,14 @@ class Finding(Struct):
     def identities(self, tool: str, renames: Mapping[str, str]) -> Identities:
         """Return the identities of the finding, as of a SARIF result, also under its earlier path."""
         before = [replace(self, path=renames[self.path])] if self.path in renames else []
-        places = [Place(each.place, code=[(None, self.code or self.mark)]) for each in (self, *before)]
+        places = [ResultPlace(each.place, code=[(None, self.code or self.mark)]) for each in (self, *before)]
         return identities_of(Result(), tool, self.rule, places, self.title if self.has_message else "")
 
     def report(self) -> dict[str, Any]:
         """Return it as a task is submitted, each text cut to what a task may have."""
         fitting = [tag for tag in self.tags if len(tag) < TEXT]
         rule, location, tags = foreign_labels(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
-        code = Place(location or "", code=[(None, self.code)]).evidence if self.code or self.line else ()
+        code = ResultPlace(location or "", code=[(None, self.code)]).evidence if self.code or self.line else ()
         told = {
             "title": truncate(plain_text(self.title[:TEXT]) or rule or "Untitled", 500),
             "severity": self.severity,
@@ -127,9 +127,9 @@ class Finding(Struct):
         }
 
 
-def unchecked(reason: str, **where: Any) -> Finding:
+def unchecked(reason: str, **where: Any) -> ReadFinding:
     """Return the finding that something was not looked at; `where` has the fields of its place."""
-    return Finding(f"Not checked: {reason}", "high", UNCHECKED, **where)
+    return ReadFinding(f"Not checked: {reason}", "high", UNCHECKED, **where)
 
 
 def on_page(url: str) -> str:
@@ -201,7 +201,7 @@ def selector_of(node: Row) -> str:
     return " ".join(" >>> ".join(map(str, step)) for step in steps)
 
 
-def axe(page: Row) -> Iterator[Finding]:
+def axe(page: Row) -> Iterator[ReadFinding]:
     """Read what axe-core found (https://github.com/dequelabs/axe-core/blob/develop/doc/API.md#results-object).
 
     What it leaves to people to look at, its `incomplete`, is told as information.
@@ -216,7 +216,7 @@ def axe(page: Row) -> Iterator[Finding]:
                 said = error.get("message") if isinstance(error, dict) else error
                 yield unchecked(f"{rule['help'] or rule['id']}: {said}", page=page["url"])
             for node in () if error else rule.rows("nodes"):
-                yield Finding(
+                yield ReadFinding(
                     rule["help"] or rule["description"],
                     IMPACT.get(node["impact"] or rule["impact"], "medium") if is_sure else "info",
                     rule["id"],
@@ -233,13 +233,13 @@ PA11Y_TYPES = {"error": "high", "warning": "medium", "notice": "info"}
 HTMLCS = re.compile(r"(WCAG2A{1,3})\.Principle\d\.Guideline\d_\d\.(\d+)_(\d+)_(\d+)\..*")
 
 
-def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
+def pa11y(issue: Row, url: str = "") -> Iterator[ReadFinding]:
     """Read what pa11y found (https://github.com/pa11y/pa11y), its criteria named as axe does: wcag143."""
     if not issue["code"]:  # so pa11y-ci tells why it could not test a page
         yield unchecked(f"{url or 'the page'} could not be tested: {issue['message']}", page=url)
         return
     criterion, extras = HTMLCS.fullmatch(issue["code"]), issue.row("runnerExtras")
-    yield Finding(
+    yield ReadFinding(
         extras["help"] or issue["message"],
         IMPACT.get(extras["impact"], PA11Y_TYPES.get(issue["type"], "medium")),
         issue["code"],
@@ -252,7 +252,7 @@ def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
     )
 
 
-def pa11y_ci(report: Row) -> Iterator[Finding]:
+def pa11y_ci(report: Row) -> Iterator[ReadFinding]:
     """Read what pa11y-ci writes, by the pages' addresses (https://github.com/pa11y/pa11y-ci)."""
     pages = report.row("results")
     failed = [each["message"] for url in pages.members for each in pages.rows(url)[:1] if not each["code"]]
@@ -299,7 +299,7 @@ def is_same_page(wanted: str, final: str) -> bool:
     return is_same and {*asked.query.split("&")} - {""} <= {*there.query.split("&")}
 
 
-def lighthouse(report: Row) -> Iterator[Finding]:
+def lighthouse(report: Row) -> Iterator[ReadFinding]:
     """Read the audits that a page did not pass, each once, though it may count in several categories.
 
     https://github.com/GoogleChrome/lighthouse/blob/main/docs/understanding-results.md
@@ -324,7 +324,7 @@ def lighthouse(report: Row) -> Iterator[Finding]:
         yield from lighthouse_audit(report, audit, named, severity)
 
 
-def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Iterator[Finding]:
+def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Iterator[ReadFinding]:
     """Give a finding for each element that an audit says has failed, for the page where it names none."""
     url, details = final_url(report), audit.row("details")
     how, score = audit["scoreDisplayMode"], audit.number("score")
@@ -340,7 +340,7 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
     told = cut_bytes(msgspec.json.encode(items).decode(), RULE_TEXT) if any(items) and not elements else ""
     for number, node in enumerate(elements or [Row({})]):
         log = [{"type": "log", "label": "What Lighthouse tells of it", "content": told}] if told else ()
-        yield Finding(
+        yield ReadFinding(
             ": ".join(filter(None, (audit["title"], audit["displayValue"]))),
             IMPACT.get(details.row("debugData")["impact"], severity),
             audit["id"],
@@ -373,14 +373,14 @@ def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
 # ---------------------------------------------------------------------------
 
 
-def bandit(report: Row) -> Iterator[Finding]:
+def bandit(report: Row) -> Iterator[ReadFinding]:
     """Read what bandit found; it writes lines with their numbers, of which the finding's own is taken."""
     for error in report.rows("errors"):
         yield unchecked(error["reason"], path=error["filename"].removeprefix("./"))
     for each in report.rows("results"):
         line, cwe = each.line("line_number"), each.row("issue_cwe").line("id")
         lines = dict(text.partition(" ")[::2] for text in each["code"].splitlines())
-        yield Finding(
+        yield ReadFinding(
             each["issue_text"],
             severity_of(each["issue_severity"], "info"),
             each["test_id"],
@@ -393,7 +393,7 @@ def bandit(report: Row) -> Iterator[Finding]:
         )
 
 
-def eslint(file: Row) -> Iterator[Finding]:
+def eslint(file: Row) -> Iterator[ReadFinding]:
     """Read what ESLint found (https://eslint.org/docs/latest/use/formatters/#json)."""
     path, lines = file["filePath"], file["source"].splitlines()
     for each in file.rows("messages"):
@@ -401,7 +401,7 @@ def eslint(file: Row) -> Iterator[Finding]:
         if each.members.get("fatal"):
             yield unchecked(each["message"], path=path, line=line)
             continue
-        yield Finding(
+        yield ReadFinding(
             each["message"],
             "high" if each.number("severity") == 2 else "medium",
             each["ruleId"],
@@ -412,12 +412,12 @@ def eslint(file: Row) -> Iterator[Finding]:
         )
 
 
-def mypy(each: Row) -> Iterator[Finding]:
+def mypy(each: Row) -> Iterator[ReadFinding]:
     """Read what mypy found (`mypy --output json`); at a file that it cannot parse it stops, whatever else there is."""
     if each["code"] == "syntax":
         yield unchecked(f"mypy stopped at {each['file']}:{each.line('line') or 1}: {each['message']}")
         return
-    yield Finding(
+    yield ReadFinding(
         each["message"],
         "high" if each["severity"] == "error" else "low",
         each["code"],
@@ -431,12 +431,12 @@ def mypy(each: Row) -> Iterator[Finding]:
 PYLINT_TYPES = {"error": "high", "warning": "medium", "refactor": "low", "convention": "low"}
 
 
-def pylint(each: Row) -> Iterator[Finding]:
+def pylint(each: Row) -> Iterator[ReadFinding]:
     """Read what pylint found (`--output-format=json`)."""
     if each["type"] == "fatal" or each["symbol"] == "syntax-error":
         yield unchecked(each["message"], path=each["path"], line=each.line("line"))
         return
-    yield Finding(
+    yield ReadFinding(
         each["message"],
         PYLINT_TYPES.get(each["type"], "info"),
         each["symbol"],
@@ -448,7 +448,7 @@ def pylint(each: Row) -> Iterator[Finding]:
     )
 
 
-def pylint_2(report: Row) -> Iterator[Finding]:
+def pylint_2(report: Row) -> Iterator[ReadFinding]:
     """Read pylint's newer form (`--output-format=json2`)."""
     for each in report.rows("messages"):
         yield from pylint(each)
@@ -481,7 +481,7 @@ class Tests(Struct):
             raise refusal(f"{', '.join(self.files)}: {reason}")
 
 
-def junit(tests: ElementTree.Element) -> Iterator[Finding]:
+def junit(tests: ElementTree.Element) -> Iterator[ReadFinding]:
     """Read the tests that failed (https://github.com/testmoapp/junitxml), and suites that count more than they show."""
     yield from uncounted(tests)
     for case in tests.iter("testcase"):
@@ -492,7 +492,7 @@ def junit(tests: ElementTree.Element) -> Iterator[Finding]:
         told = case if failure is None else failure
         log = cut_bytes("".join(told.itertext()).strip(), SNIPPET)
         said = told.get("message", "").strip() or log or "failure"
-        yield Finding(
+        yield ReadFinding(
             f"{name}: {said.splitlines()[0]}",
             "high",
             ".".join(filter(None, (group, name))),
@@ -504,7 +504,7 @@ def junit(tests: ElementTree.Element) -> Iterator[Finding]:
         )
 
 
-def uncounted(tests: ElementTree.Element) -> Iterator[Finding]:
+def uncounted(tests: ElementTree.Element) -> Iterator[ReadFinding]:
     """Yield a finding for each error outside of a case, and for failures that no case of a suite shows.
 
     It names no place: the findings of a suite's cases have other locations than the suite.
@@ -533,7 +533,7 @@ def uncounted(tests: ElementTree.Element) -> Iterator[Finding]:
 # ---------------------------------------------------------------------------
 
 
-def npm_audit(report: Row) -> Iterator[Finding]:
+def npm_audit(report: Row) -> Iterator[ReadFinding]:
     """Read the advisories, each of the package that it is about: for one that only depends on it, `via` is a name."""
     packages = report.row("vulnerabilities")
     for name in packages.members:
@@ -541,7 +541,7 @@ def npm_audit(report: Row) -> Iterator[Finding]:
         fix = package.members.get("fixAvailable")
         upgrade = f"Upgrade to {fix.get('name')} {fix.get('version')}" if isinstance(fix, dict) else "Run npm audit fix"
         for advisory in (Row(each) for each in package.items("via") if not isinstance(each, str)):
-            yield Finding(
+            yield ReadFinding(
                 f"{name}: {advisory['title'] or 'vulnerable version'}",
                 severity_of(advisory["severity"] or package["severity"]),
                 advisory["url"].rpartition("/")[2],
@@ -552,7 +552,7 @@ def npm_audit(report: Row) -> Iterator[Finding]:
             )
 
 
-def pip_audit(report: Row) -> Iterator[Finding]:
+def pip_audit(report: Row) -> Iterator[ReadFinding]:
     """Read the vulnerabilities. There is no severity in them: they count as high, as pip-audit fails by any."""
     packages = report.rows("dependencies")
     skipped = [each for each in packages if each["skip_reason"]]
@@ -564,7 +564,7 @@ def pip_audit(report: Row) -> Iterator[Finding]:
             yield unchecked(package["skip_reason"], part=name)
         for each in package.rows("vulns"):
             fixed = " or ".join(each.texts("fix_versions"))
-            yield Finding(
+            yield ReadFinding(
                 f"{name} {package['version']} has the vulnerability {each['id']}",
                 "high",
                 each["id"],
@@ -575,7 +575,7 @@ def pip_audit(report: Row) -> Iterator[Finding]:
             )
 
 
-def trivy(report: Row) -> Iterator[Finding]:
+def trivy(report: Row) -> Iterator[ReadFinding]:
     """Read what trivy found (https://trivy.dev/latest/docs/configuration/reporting/#json); clean, it has no results.
 
     Of a secret, only the line in which trivy itself has masked it stands for it.
@@ -588,7 +588,7 @@ def trivy(report: Row) -> Iterator[Finding]:
         package, version, fixed = each["PkgName"], each["InstalledVersion"], each["FixedVersion"]
         cause = each.row("CauseMetadata")
         title = each["Title"] or each["Message"] or each["VulnerabilityID"] or f"{each['Name']} licence"
-        yield Finding(
+        yield ReadFinding(
             f"{package}: {title}" if package else title,
             severity_of(each["Severity"]),
             each["VulnerabilityID"] or each["ID"] or each["RuleID"] or each["Name"],
@@ -605,9 +605,9 @@ def trivy(report: Row) -> Iterator[Finding]:
 REVOKE = "Revoke the secret, then remove it from the code"
 
 
-def gitleaks(leak: Row) -> Iterator[Finding]:
+def gitleaks(leak: Row) -> Iterator[ReadFinding]:
     """Read where gitleaks found secrets, without these (https://github.com/gitleaks/gitleaks#reports)."""
-    yield Finding(
+    yield ReadFinding(
         leak["Description"] or leak["RuleID"],
         "high",
         leak["RuleID"],
@@ -620,11 +620,11 @@ def gitleaks(leak: Row) -> Iterator[Finding]:
     )
 
 
-def detect_secrets(report: Row) -> Iterator[Finding]:
+def detect_secrets(report: Row) -> Iterator[ReadFinding]:
     """Read a baseline (https://github.com/Yelp/detect-secrets); what its audit calls no secret comes in dismissed."""
     results = report.row("results")
     for path, secret in [(file, each) for file in results.members for each in results.rows(file)]:
-        yield Finding(
+        yield ReadFinding(
             f"{secret['type']} in the code",
             "critical" if secret.members.get("is_verified") is True else "high",
             secret["type"],
@@ -646,7 +646,7 @@ class Known(Struct):
 
     tool: str
     members: str
-    read: Callable[[Any], Iterable[Finding]]
+    read: Callable[[Any], Iterable[ReadFinding]]
     may_be_empty: bool = False  # whether the tool writes [] when it finds nothing
 
     def fits(self, objects: Any) -> bool:
@@ -779,7 +779,7 @@ def form_of(name: str, document: Any) -> Known | None:
     raise refusal(f"is of no known format; {ACCEPTED}")
 
 
-def findings_of(form: Known, document: Any) -> Iterator[Finding]:
+def findings_of(form: Known, document: Any) -> Iterator[ReadFinding]:
     """Read a document of a known form. :raises ValidationFailed: where it is broken, or its tool failed."""
     try:
         for each in objects_of(document):
@@ -846,7 +846,7 @@ def add_unchecked(log: dict[str, Any], parsed: Parsed) -> bool:
         _, _, run, _, number, *_ = pointer.split("/")
         results = log["runs"][int(run)]["results"]
         if int(number) == len(results):  # which only what was not checked has
-            finding = Finding(report.title, "high", UNCHECKED, path=report.place[0])
+            finding = ReadFinding(report.title, "high", UNCHECKED, path=report.place[0])
             name = report.external_id or ""
             results.append(finding.result(Identities(name, old=name)))
             is_partial = True

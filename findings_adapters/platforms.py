@@ -25,7 +25,7 @@ Environment = Mapping[str, str]  # in which what is not set is empty
 Line = tuple[str | None, str]  # a branch (None: the main line), and why that is a guess, if it is one
 
 
-class Place(Struct):
+class ScanContext(Struct):
     """The branch that is scanned (None: the main line), its repository, and other metadata of a run.
 
     `unknown` is the reason why a branch is a guess. What is `proposed` is a pull request's: its author may have written
@@ -127,7 +127,7 @@ def github_commit(env: Environment, event: Json) -> str:
     return "" if commit == env["GITHUB_SHA"] else commit
 
 
-def github_place(env: Environment) -> Place:
+def github_place(env: Environment) -> ScanContext:
     """Return where a workflow of GitHub Actions runs."""
     event = read_event(env["GITHUB_EVENT_PATH"])
     repository, run = env["GITHUB_REPOSITORY"], env["GITHUB_RUN_ID"]
@@ -135,7 +135,7 @@ def github_place(env: Environment) -> Place:
     pipeline = f"{target}/actions/runs/{run}" if target and run else ""
     told = {"commit": github_commit(env, event), "pipeline": pipeline, "actor": env["GITHUB_ACTOR"]}
     branch, lack = github_line(env, event)
-    return Place(branch, lack, {"repository": target, **told}, is_proposed(env, event, branch))
+    return ScanContext(branch, lack, {"repository": target, **told}, is_proposed(env, event, branch))
 
 
 def gitlab_line(env: Environment) -> Line:
@@ -159,15 +159,16 @@ GITLAB = {
 }
 
 
-def gitlab_place(env: Environment) -> Place:
+def gitlab_place(env: Environment) -> ScanContext:
     """Return where a job of GitLab CI runs."""
-    told = {name: env[variable] for name, variable in GITLAB.items()}
-    return Place(*gitlab_line(env), told, bool(env["CI_MERGE_REQUEST_IID"] or env["CI_EXTERNAL_PULL_REQUEST_IID"]))
+    metadata = {name: env[variable] for name, variable in GITLAB.items()}
+    is_merge_request = bool(env["CI_MERGE_REQUEST_IID"] or env["CI_EXTERNAL_PULL_REQUEST_IID"])
+    return ScanContext(*gitlab_line(env), metadata, is_merge_request)
 
 
-def place_of(variables: Environment) -> Place:
+def place_of(variables: Environment) -> ScanContext:
     """Return where a scan takes place; without a platform that is known, it is of the main line and of no target."""
-    env, place = defaultdict(str, variables), Place()
+    env, place = defaultdict(str, variables), ScanContext()
     if env["GITHUB_ACTIONS"] or env["GITHUB_EVENT_NAME"]:
         place = github_place(env)
     elif env["GITLAB_CI"] or env["CI_PROJECT_ID"] or env["CI_PROJECT_URL"]:

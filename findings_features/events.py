@@ -144,7 +144,7 @@ def select_latest(connection: Connection, client_id: str) -> int:
 LOOKED_AT = 2_000  # entries of which one page's are chosen, where not all are wanted
 
 
-class Page(Struct, frozen=True):
+class EventPage(Struct, frozen=True):
     """Some events; `end` is the place up to which there are no others, and `goes_on` whether any may stand behind."""
 
     events: Iterator[Event]
@@ -152,7 +152,9 @@ class Page(Struct, frozen=True):
     goes_on: bool
 
 
-def select_events(connection: Connection, client_id: str, behind: int, limit: int, wanted: Sequence[Condition]) -> Page:
+def select_events(
+    connection: Connection, client_id: str, behind: int, limit: int, wanted: Sequence[Condition]
+) -> EventPage:
     """Return the first events behind a place in the history. Where a filter leaves few, only so many are looked at.
 
     :param connection: one that sees one moment.
@@ -177,7 +179,7 @@ def select_events(connection: Connection, client_id: str, behind: int, limit: in
         seqs = [seq for (seq,) in rows]
         if len(seqs) > limit:
             goes_on, end = True, seqs[limit - 1]
-    return Page(read_events(connection, client_id, seqs[:limit]), end, goes_on)
+    return EventPage(read_events(connection, client_id, seqs[:limit]), end, goes_on)
 
 
 READ_AT_ONCE = 100  # events, whose runs have metadata of up to 64 KiB

@@ -109,7 +109,7 @@ DOCUMENTS: list[str] = []  # the client of each of them
 DOCUMENT_SIZE = 2 * 1024 * 1024 * KIB  # bytes
 
 
-class Document:
+class ExportFile:
     """A long answer, in a file without a name, which costs no memory however slowly its client takes it."""
 
     _is_open = False
@@ -204,7 +204,7 @@ def walk_tasks(
             return
 
 
-def export_tasks(request: ApiRequest, form: ListFormat, document: Document) -> Response:
+def export_tasks(request: ApiRequest, form: ListFormat, document: ExportFile) -> Response:
     """Answer a list of tasks in another form: all of it, or an error."""
     headers = {"Content-Type": form.media_type}
     document.open()
@@ -230,7 +230,7 @@ def add(form: ListFormat) -> None:
     """Have lists go out in a form, too."""
 
     def export(request: ApiRequest) -> ThreadJob:
-        return ExportJob(partial(export_tasks, request, form, Document(request.database.folder, request.client_id)))
+        return ExportJob(partial(export_tasks, request, form, ExportFile(request.database.folder, request.client_id)))
 
     REGISTRY.list_exports[form.media_type] = Export(answer=export, query=ExportQuery)
 

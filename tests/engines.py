@@ -285,7 +285,7 @@ def engine_error(message: str) -> Exception:
 def what_commits() -> tuple[type, str]:
     """Return the class and the name of what makes a transaction durable."""
     if not ON_POSTGRES:
-        return findings_service.Transaction, "write_counters"  # the last thing before a COMMIT
+        return findings_service.CounterBuffer, "write"  # the last thing before a COMMIT
     from findings_adapters.postgres.store import PostgresConnection
 
     return PostgresConnection, "commit"

@@ -329,7 +329,7 @@ def run(client: Client) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """What a real server answered."""
 
     status_code: int
@@ -382,7 +382,7 @@ class Server:
         """Return all that it has said so far."""
         return self.log.read_text("utf-8")
 
-    def request(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> Answer:
+    def request(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> HttpResponse:
         """Send one request, with the first key unless another is given."""
         sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"} | headers
         raw = json.dumps(body) if isinstance(body, dict) else body
@@ -390,7 +390,7 @@ class Server:
             with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be refused early
                 connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
             response = connection.getresponse()
-            return Answer(response.status, response.headers, response.read())
+            return HttpResponse(response.status, response.headers, response.read())
 
     def start_run(self, schema: Any = None) -> str:
         """Start a run of a project type and return its id."""

@@ -32,7 +32,7 @@ from test_sarif import log_of, log_with, run_of
 import findings_service
 from findings_adapters import ci as ci_module
 from findings_adapters import scan_config
-from findings_adapters.platforms import Place, place_of
+from findings_adapters.platforms import ScanContext, place_of
 from findings_client import Client, Local
 from findings_features.exports import ExportQuery
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
@@ -232,7 +232,7 @@ COMMITS = cases(
 )
 
 
-def place_told(folder: Path, given: tuple[dict[str, str], Any]) -> Place:
+def place_told(folder: Path, given: tuple[dict[str, str], Any]) -> ScanContext:
     """Return where a scan takes place, by the variables and the event of a workflow."""
     env, told = given
     event = folder / "event.json"

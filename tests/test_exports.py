@@ -122,14 +122,14 @@ def test_a_list_in_another_form_is_of_one_moment(listed: Client, run: str, monke
 
 
 def test_a_list_whose_connection_is_lost_is_written_again(listed: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, lost = exports.Document.write, iter([False, True])
+    write, lost = exports.ExportFile.write, iter([False, True])
 
-    def write_or_lose(document: exports.Document, piece: bytes) -> None:
+    def write_or_lose(document: exports.ExportFile, piece: bytes) -> None:
         write(document, piece)
         if next(lost, False):
             raise findings_service.TryAgain
 
-    monkeypatch.setattr(exports.Document, "write", write_or_lose)
+    monkeypatch.setattr(exports.ExportFile, "write", write_or_lose)
     assert exported(listed).data.split() == [b"T%02d" % n for n in reversed(range(25))]
     assert next(lost, None) is None
 
@@ -300,10 +300,10 @@ def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_som
 def test_each_of_four_clients_gets_a_place_for_an_export() -> None:
     with ExitStack() as stack:
         for client_id in "aaaabcd":
-            stack.enter_context(closing(exports.Document(None, client_id)))
+            stack.enter_context(closing(exports.ExportFile(None, client_id)))
         for client_id in "ae":
             with pytest.raises(Busy):
-                exports.Document(None, client_id)
+                exports.ExportFile(None, client_id)
 
 
 def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, tmp_path: Path) -> None:

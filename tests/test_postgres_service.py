@@ -19,7 +19,7 @@ import findings_service as core
 from tests.engines import faults_of, in_service
 from tests.postgres_server import PORT, USER, Databases, MakeServer, fresh_url, name_in, run_in
 from tests.slow_network import SlowNetwork, slow_network
-from tests.support import API, IMPORTING, PROGRAM, Answer, Server, at_most, await_, half_open, slowness
+from tests.support import API, IMPORTING, PROGRAM, HttpResponse, Server, at_most, await_, half_open, slowness
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -155,7 +155,7 @@ class Load:
         if self._send(number, "PATCH", path, {"comment": comment}):
             self.answered.append(comment)
 
-    def _send(self, number: int, method: str, path: str, body: Any, **headers: str) -> Answer | None:
+    def _send(self, number: int, method: str, path: str, body: Any, **headers: str) -> HttpResponse | None:
         """Return the answer to a writer's request, None where it is refused in the contract's way."""
         began = time.monotonic()
         answer = ask(self.server, self._agent(number), method, path, body, **headers)
@@ -180,13 +180,13 @@ class Load:
         assert self.longest < LONGEST * slowness()
 
 
-def is_unavailable(answer: Answer) -> bool:
+def is_unavailable(answer: HttpResponse) -> bool:
     """Tell whether a request was refused as the contract says, because of the database."""
     known = answer.status_code == 503 and answer.json["code"] in ("busy", "storage_full")
     return known and int(answer.headers["Retry-After"]) > 0 and answer.content_type == "application/problem+json"
 
 
-def ask(server: Server, agent: Agent, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+def ask(server: Server, agent: Agent, method: str, path: str, body: Any = None, **headers: str) -> HttpResponse:
     return server.request(method, path, body, agent.key, **headers)
 
 

@@ -325,7 +325,7 @@ def test_a_hook_at_a_private_address_is_refused_and_one_that_leads_there_later_n
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-def send(url: str) -> sending.Outcome:
+def send(url: str) -> sending.DeliveryResult:
     """Post something to a URL, which may be one of this machine."""
     return sending.send(url, SECRET, "e", b"{}", private=True)
 
@@ -334,7 +334,7 @@ def test_what_is_judged_is_what_is_connected_to_the_next_where_one_is_dead(
     monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
     names = Names(monkeypatch, once=[["127.0.0.2", "127.0.0.1"], ["8.8.8.8"]])
-    assert send(f"http://once.example:{receiver.port}/a?b=c#d") == sending.Outcome(204)
+    assert send(f"http://once.example:{receiver.port}/a?b=c#d") == sending.DeliveryResult(204)
     assert names.asked == ["once.example"]
     (got,) = receiver.received
     assert (got.path, got.headers["host"]) == ("/a?b=c", f"once.example:{receiver.port}")
@@ -398,7 +398,7 @@ def test_what_nobody_answers_at_is_told_by_its_kind_and_no_proxy_is_asked(
     assert send(receiver.url).error is None
     receiver.stop()
     for url, error in ((receiver.url, "connection refused"), ("http://nowhere.invalid/", "name not resolved")):
-        assert send(url) == sending.Outcome(error=error)
+        assert send(url) == sending.DeliveryResult(error=error)
     monkeypatch.setattr(sending, "LOOKUP_TIME", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1) or [])
     assert send("http://slow.example/").error == "timeout"

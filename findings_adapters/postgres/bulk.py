@@ -27,7 +27,7 @@ def connected(database: store.PostgresDatabase) -> Iterator[store.Link]:
         yield link
 
 
-class ServerPlace(copying.Place):
+class ServerPlace(copying.Source):
     """A server that is read, over a connection with a transaction."""
 
     def read(self, sql: str) -> Iterator[Row]:

@@ -10,7 +10,7 @@ import click
 
 import findings_features.backup as backup
 from findings_adapters.postgres.copying import (
-    Place,
+    Source,
     Target,
     copy_tables,
     file_source,
@@ -21,7 +21,7 @@ from findings_adapters.postgres.copying import (
 from findings_service import Database, SQLiteDatabase, opened, write_table
 
 
-def ends_at(database: Database) -> tuple[Callable[..., Opened[Place]], Callable[..., Opened[Target]]]:
+def ends_at(database: Database) -> tuple[Callable[..., Opened[Source]], Callable[..., Opened[Target]]]:
     """Return the functions that open the source of a copy and its target."""
     if isinstance(database, SQLiteDatabase):
         return file_source, file_target

@@ -91,7 +91,7 @@ def read_tables() -> list[Table]:
 # The ends of a copy
 
 
-class Place:
+class Source:
     """Where rows are read, over a connection that sees one moment."""
 
     def __init__(self, name: str, connection: Any) -> None:
@@ -111,7 +111,7 @@ class Place:
             raise DatabaseUnusable(f"{self.name}: a row of {table.name} has a text that is not UTF-8") from None
 
 
-class Target(Place):
+class Target(Source):
     """The target of a copy, whose rows other connections see only once it is committed."""
 
     statements: Sequence[str]  # that make the schema
@@ -175,10 +175,10 @@ def require_new(path: str, tables: Sequence[Table]) -> None:
         return
     with closing(open_database(Settings(db=path), read_only=True)) as connection:
         there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        require_empty(Place(path, connection), [table for table in tables if table.name in there])
+        require_empty(Source(path, connection), [table for table in tables if table.name in there])
 
 
-def require_empty(place: Place, tables: Iterable[Table]) -> None:
+def require_empty(place: Source, tables: Iterable[Table]) -> None:
     """Refuse a database with rows in some tables. :raises DatabaseUnusable: then."""
     if found := [table.name for table in tables if list(place.read(f"SELECT 1 FROM {table.name} LIMIT 1"))]:
         raise DatabaseUnusable(
@@ -188,10 +188,10 @@ def require_empty(place: Place, tables: Iterable[Table]) -> None:
 
 
 @contextmanager
-def file_source(database: SQLiteDatabase) -> Iterator[Place]:
+def file_source(database: SQLiteDatabase) -> Iterator[Source]:
     """Give what is in a file now."""
     with readable_errors(database.name), database.snapshot() as moment:
-        yield Place(database.name, moment)
+        yield Source(database.name, moment)
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def file_target(database: SQLiteDatabase, tables: Sequence[Table]) -> Iterator[F
 # same seq, those of one are moved as far as it takes, and with them what refers to them; the order stays.
 
 
-def find_shifts(source: Place, tables: Iterable[Table]) -> Shifts:
+def find_shifts(source: Source, tables: Iterable[Table]) -> Shifts:
     """Return how far the seqs of clients have to be moved for no two to have the same."""
     return {
         table.name: shifts_of(source.read(f"SELECT client_id, MIN(seq), MAX(seq) FROM {table.name} GROUP BY client_id"))
@@ -261,7 +261,7 @@ class Tally:
             yield row
 
 
-def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: Shifts) -> Mapping[str, int]:
+def copy_tables(source: Source, target: Target, tables: Sequence[Table], shifts: Shifts) -> Mapping[str, int]:
     """Store all rows of a source in a target, and return how many each table has.
 
     :raises click.ClickException: where not that stands there which was read, or it is unsound.

@@ -585,7 +585,7 @@ class PostgresDatabase(Database):
                         uses = {key: self.last_uses.pop(key) for key in own}
                     write_last_uses(connection, uses)
                 yield connection
-                connection.transaction.write_counters(connection)
+                connection.transaction.counters.write(connection)
         except BaseException:
             with self._uses_lock:  # what could not be written is written another time
                 self.last_uses = {**uses, **self.last_uses}

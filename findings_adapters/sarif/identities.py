@@ -25,7 +25,7 @@ LABEL_LENGTH = 500
 SNIPPET = 256 * KIB
 
 
-class Place(Struct, gc=False):
+class ResultPlace(Struct, gc=False):
     """Where a result is: a file, or else what a program calls the place; and code there, with its first lines."""
 
     path: str = ""
@@ -96,7 +96,7 @@ class Identities(Struct):
 Facts = tuple[Any, ...]
 
 
-def facts_of(result: Result, place: Place, message: str) -> tuple[list[Facts], Facts]:
+def facts_of(result: Result, place: ResultPlace, message: str) -> tuple[list[Facts], Facts]:
     """Return the candidate keys of a result within its rule, most stable first, and that before schema version 12."""
     _, first = place.code[0] if place.code else (None, "")
     where, code = place.path or place.name, " ".join(first[:SNIPPET].split())
@@ -119,7 +119,9 @@ def facts_of(result: Result, place: Place, message: str) -> tuple[list[Facts], F
     return [("snippet", there, GENERATED.sub(r"\1", code) if code.startswith("<") else code)], old
 
 
-def identities_of(result: Result, tool: str, rule_id: str, places: Sequence[Place], message: str = "") -> Identities:
+def identities_of(
+    result: Result, tool: str, rule_id: str, places: Sequence[ResultPlace], message: str = ""
+) -> Identities:
     """Return the identities of a result, each a hash of values that do not move.
 
     Neither the guid, which is new in every run, nor the line is in it, and the message only where there is nothing

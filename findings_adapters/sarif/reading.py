@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from findings_adapters.sarif.identities import Identities, Place, identities_of
+from findings_adapters.sarif.identities import Identities, ResultPlace, identities_of
 from findings_adapters.sarif.models import (
     IDENTITY,
     OLD_IDENTITY,
@@ -631,12 +631,12 @@ class RunReading:
         :param mark: distinguishes it from others without a path.
         """
         pointer = f"{self.pointer}/results/{next(self._further)}"
-        known = identities_of(Result(), self.tool_name, UNCHECKED, [Place(path, code=[(None, mark)])])
+        known = identities_of(Result(), self.tool_name, UNCHECKED, [ResultPlace(path, code=[(None, mark)])])
         title, rule = truncate(f"Not checked: {reason}", TITLE_LENGTH), KnownRule(UNCHECKED)
-        self._store(known, title, None, Result(level="error"), rule, [Place(path)], pointer)
+        self._store(known, title, None, Result(level="error"), rule, [ResultPlace(path)], pointer)
 
     def _take(self, result: Result, pointer: str) -> None:
-        places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item] or [Place()]
+        places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item] or [ResultPlace()]
         if is_given(bag_of(result).ours):
             self._take_ours(result, places[0].line, f"{pointer}/properties/{escaped(OURS)}")
             return
@@ -676,7 +676,7 @@ class RunReading:
         description: str | None,
         result: Result,
         rule: KnownRule,
-        places: Sequence[Place],
+        places: Sequence[ResultPlace],
         pointer: str,
     ) -> None:
         """Take a finding in its first place, with the code of all."""
@@ -713,7 +713,7 @@ class RunReading:
         )
         self.reading.take(report, rule, pointer)
 
-    def _place(self, location: Location) -> Place:
+    def _place(self, location: Location) -> ResultPlace:
         physical = location.physical_location or PhysicalLocation()
         region = physical.region or Region()
         around = physical.context_region or Region()
@@ -724,7 +724,7 @@ class RunReading:
         path = self.path_of(physical.artifact_location) if physical.artifact_location else ""
         names = () if path else map(self._name, location.logical_locations or ())
         name, column = next(filter(None, names), ""), whole(region.start_column, 1)
-        return Place(path, line, whole(region.end_line, 1), name, code, column)
+        return ResultPlace(path, line, whole(region.end_line, 1), name, code, column)
 
     def _name(self, location: LogicalLocation | None) -> str:
         """Return what a program calls a place; its place in the run's list may tell it (3.33.3)."""

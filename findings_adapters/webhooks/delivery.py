@@ -65,7 +65,7 @@ def move_on(connection: Connection, hook: hooks.Hook, end: int, delivered_at: st
     )
 
 
-def note_failure(connection: Connection, hook: hooks.Hook, seq: int, outcome: sending.Outcome) -> None:
+def note_failure(connection: Connection, hook: hooks.Hook, seq: int, outcome: sending.DeliveryResult) -> None:
     """Note that an event was not delivered: a hook stands right before it, to try again later, or is off."""
     attempts = hook.attempts + 1 if seq == hook.history_seq + 1 else 1  # else those were of another, which is gone
     is_over = outcome.status == GONE or attempts > len(RETRY_PAUSES)
@@ -191,7 +191,7 @@ class Deliverer:
             if known_error(error):
                 raise
             self._tell(error)
-            outcome = sending.Outcome(error="failed here")
+            outcome = sending.DeliveryResult(error="failed here")
         if outcome.error is None:
             self._store(move_on, hook, seq, timestamp())
         else:

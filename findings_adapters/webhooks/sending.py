@@ -45,7 +45,7 @@ SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3f
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Outcome(Struct, frozen=True):
+class DeliveryResult(Struct, frozen=True):
     """What became of an attempt: the status of the answer, if there was one, and a kind of failure.
 
     `asked` are the seconds in which the receiver does not want another. Nothing in this is text of the receiver's.
@@ -176,7 +176,9 @@ def connected(parts: SplitResult, addresses: Sequence[str], until: float) -> HTT
     raise errors[-1]
 
 
-def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[str, str], until: float) -> Outcome:
+def answer_to(
+    url: str, addresses: Sequence[str], body: bytes, headers: Mapping[str, str], until: float
+) -> DeliveryResult:
     """Post a body, and return what its answer says. Nothing behind the head of that is read."""
     parts = urlsplit(url)
     target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=PRINTABLE_IN_URL)
@@ -191,12 +193,12 @@ def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[
             return judged(answer.status, answer.headers.get("Retry-After", ""))
 
 
-def judged(status: int, retry_after: str) -> Outcome:
+def judged(status: int, retry_after: str) -> DeliveryResult:
     """Return what an answer is: anything but 2xx is a failure."""
     if 200 <= status < 300:
-        return Outcome(status)
+        return DeliveryResult(status)
     kind = "redirect " if status in (301, 302, 303, 307, 308) else "gone " if status == 410 else ""
-    return Outcome(status, f"{kind}{status}", seconds_asked(retry_after))
+    return DeliveryResult(status, f"{kind}{status}", seconds_asked(retry_after))
 
 
 def seconds_asked(retry_after: str) -> float:
@@ -220,7 +222,7 @@ def kind_of(error: Exception) -> str:
     return "TLS" if isinstance(error, ssl.SSLError) else "no answer"
 
 
-def send(url: str, secret: str, event_id: str, body: bytes, *, private: bool) -> Outcome:
+def send(url: str, secret: str, event_id: str, body: bytes, *, private: bool) -> DeliveryResult:
     """Post a body to a webhook once, and return what became of it. No proxy is asked, and no redirect followed.
 
     :param private: whether it may be at any address.
@@ -235,4 +237,4 @@ def send(url: str, secret: str, event_id: str, body: bytes, *, private: bool) ->
         return answer_to(url, allowed_addresses(url, private=private), body, headers, until)
     except (NotAllowed, OSError, HTTPException, HTTPError, ValueError) as error:
         is_over = time.monotonic() >= until
-        return Outcome(error="timeout" if is_over else kind_of(error))
+        return DeliveryResult(error="timeout" if is_over else kind_of(error))

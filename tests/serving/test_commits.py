@@ -27,8 +27,8 @@ from tests.support import (
     API,
     PATIENCE,
     TESTER,
-    Answer,
     Client,
+    HttpResponse,
     Server,
     assert_storage_problem,
     assert_timed_out,
@@ -166,7 +166,7 @@ def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
     assert database.wal_size() == 0
 
 
-def reads_beside(server: Server, write: Callable[..., Answer], *arguments: Any) -> int:
+def reads_beside(server: Server, write: Callable[..., HttpResponse], *arguments: Any) -> int:
     """Return how many reads of another client are answered while a write is under way."""
     reads = 0
     with ThreadPoolExecutor(1) as pool:
