@@ -55,7 +55,14 @@ def test_hooks_of_an_embedding_application_see_the_endpoint(
 def paths_like(path: str) -> list[str]:
     """Return paths that a pattern fits, or almost."""
     named = re.sub(r"\{\w+\}", "a.b-c%20ü", path)
-    return [named, named + "/", re.sub(r"\{\w+\}", "", path), f"{named}/x", named.replace("/v1/", "/v1//"), path.upper()]
+    return [
+        named,
+        named + "/",
+        re.sub(r"\{\w+\}", "", path),
+        f"{named}/x",
+        named.replace("/v1/", "/v1//"),
+        path.upper(),
+    ]
 
 
 def test_flask_and_the_router_of_the_server_find_the_same_operations(app: flask.Flask) -> None:
