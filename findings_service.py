@@ -30,7 +30,6 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `
     raise (SystemExit if __name__ == "__main__" else ImportError)("findings_service needs Python 3.11 or newer")
 
 import bisect
-import contextlib
 import errno
 import hashlib
 import hmac
@@ -43,9 +42,7 @@ import math
 import os
 import random
 import secrets
-import shutil
 import signal
-import socket
 import sqlite3
 import threading
 import time
@@ -54,7 +51,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache, partial
@@ -721,14 +718,6 @@ BaselineRun = Annotated[
 ]
 
 
-class GateQuery(RequestModel):
-    """Options of the gate: the lowest severity that fails a run, and the run to compare with."""
-
-    fail_on: LowestSeverity = "high"
-    only: JudgedFindings = "new"
-    baseline: BaselineRun | None = None
-
-
 class GateOptions(RequestModel):
     """Options of the gate for the verdict on a completed run; null is the default."""
 
@@ -1145,6 +1134,7 @@ SEARCH = "findings_features.search"
 SARIF = "findings_adapters.sarif"
 MIGRATIONS = "findings_features.migrations"
 SERVING = "findings_adapters.serving"
+STREAMS = "findings_features.streams"
 # The modules that add to the API, each with a pattern of the requests that it answers, as "METHOD /path".
 API_MODULES = {
     "findings_adapters.markdown": "",
@@ -1206,6 +1196,7 @@ class Registry(Struct):
     serve: Callable[[Settings, str, int, int], None] | None = None
     observers: dict[str, Callable[[Service], object]] = {}
     companions: list[Callable[[Service], AbstractContextManager[object]]] = []
+    streams: Callable[[], AbstractContextManager[object]] = nullcontext  # standard streams of commands
 
     def add_operations(self, *operations: Operation) -> None:
         """Have requests answered by more operations."""
@@ -1334,7 +1325,7 @@ class CounterBuffer(Struct):
 
 
 class Transaction(Struct):
-    """State of an open transaction: the counters that it has to write, and whether it deletes anything for good."""
+    """State of an open transaction: the counters that it has to write, and whether it erases anything permanently."""
 
     counters: CounterBuffer = msgspec.field(default_factory=CounterBuffer)
     erases: bool = False
@@ -1517,10 +1508,6 @@ class Database(ABC):
 
     def run_maintenance(self) -> None:  # noqa: B027 - an engine may do it by itself
         """Do what the engine wants done now and then."""
-
-    @abstractmethod
-    def figures(self) -> Mapping[str, Callable[[], float]]:
-        """Return what gives sizes in bytes, by the name of the figure; it raises OSError where there is none now."""
 
     def close(self) -> None:
         """Write what is left to write, and close the connections; the next use opens others."""
@@ -2064,14 +2051,6 @@ class SQLiteDatabase(Database):
     def wal_size(self) -> int:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
         return Path(f"{self.location}-wal").stat().st_size
-
-    def figures(self) -> Mapping[str, Callable[[], float]]:
-        """Return what gives the bytes of the file, of the WAL, and what is free on their disk."""
-        return {
-            "findings_database_bytes": lambda: Path(self.location).stat().st_size,
-            "findings_wal_bytes": self.wal_size,
-            "findings_disk_free_bytes": lambda: shutil.disk_usage(Path(self.location).parent).free,
-        }
 
     # Opening and closing
 
@@ -2941,14 +2920,6 @@ class Filter(Struct, frozen=True, kw_only=True):
         "ranks": "severity",
         "target_url": "target_url",
     }
-
-    def accepts(self, main_line: bool, status: str, severity: int) -> bool:
-        """Tell whether the filter lets a line, a status and a severity through."""
-        return (
-            self.main_line in (None, main_line)
-            and (self.statuses is None or status in self.statuses)
-            and (self.ranks is None or severity in self.ranks)
-        )
 
     def is_about(self, project_type: str, target_url: str) -> bool:
         """Tell whether the filter lets a project type and target through."""
@@ -5580,7 +5551,6 @@ HandlerResult: TypeAlias = Response | ThreadJob | PendingWrite  # of what can be
 ANONYMOUS = Principal("", "", "", "")
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
-
 UNROUTED = "-"  # the route of a request until its operation is known, and in the log of one that has none
 
 
@@ -5920,20 +5890,15 @@ class PageCache:
         self._pages: dict[tuple[str, ...], bytes] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[str, ...]) -> bytes | None:
-        """Return a page, which then counts as the last one used."""
-        with self._lock:
-            if page := self._pages.pop(key, None):
-                self._pages[key] = page
-            return page
-
-    def put(self, key: tuple[str, ...], page: bytes) -> None:
-        """Keep a page that is not too large, in place of the one that was not used for longest."""
+    def recall(self, key: tuple[str, ...], read: Callable[[], Any]) -> bytes:
+        """Return a page that is kept, or else what `read` returns, as JSON, which is kept if it is not too large."""
+        page = self._pages.pop(key, None) or to_json(read())
         if len(page) <= self.size:
             with self._lock:
-                self._pages[key] = page
+                self._pages[key] = page  # the last one used, as a dict keeps its order
                 if len(self._pages) > self.pages:
                     del self._pages[next(iter(self._pages))]
+        return page
 
 
 def conditional_response(
@@ -5952,10 +5917,7 @@ def conditional_response(
     if had.strip() == "*" or tag in had:
         return Response(304, headers)
     key = (tag, request.client_id, request.address, request.environ["QUERY_STRING"])
-    page = request.service.pages.get(key)
-    if page is None:
-        page = to_json(read(request, connection))
-        request.service.pages.put(key, page)
+    page = request.service.pages.recall(key, partial(read, request, connection))
     return make_response(200, page, **headers)
 
 
@@ -6463,41 +6425,6 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.S
 STDERR = 2
 
 
-# What a terminal obeys, but for tabs and the ends of lines, or what turns the direction of writing.
-TERMINAL_CONTROLS = regex.compile(rf"(?!\t|\n)[{CONTROLS}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def for_terminal(text: str) -> str:
-    """Return text with escapes for what a terminal obeys: stored text is anybody's, and may write to the clipboard."""
-    return TERMINAL_CONTROLS.sub(lambda sign: sign[0].encode("unicode-escape").decode(), text.replace("\r\n", "\n"))
-
-
-class Shown:
-    """Standard output or error, with `for_terminal` on a terminal.
-
-    :param stream: the stream itself; None where it was closed by who started the command.
-    :param unheard: what does not change how a command ends where it cannot be written, because perhaps nobody listens.
-    """
-
-    def __init__(self, stream: typing.TextIO | None, *unheard: type[OSError]) -> None:
-        self.stream, self._unheard = stream, unheard
-        self._out = stream or open(os.devnull, "w")  # noqa: PTH123, SIM115 (for as long as the command runs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
-
-    def write(self, text: str) -> int:
-        """Write a text."""
-        with suppress(*self._unheard):
-            self._out.write(for_terminal(text) if self._out.isatty() else text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Write what is held back."""
-        with suppress(*self._unheard):
-            self._out.flush()
-
-
 def is_closed(stream: typing.TextIO | None) -> bool:
     """Return whether a standard stream was closed by what started the command."""
     return getattr(stream, "stream", stream) is None
@@ -6525,10 +6452,9 @@ class MainGroup(click.Group):
         while (file := os.open(os.devnull, os.O_RDWR)) <= STDERR:
             pass  # what is closed of standard streams, a database or a connection would become
         os.close(file)
+        load_module(STREAMS)
         try:
-            out: Any = Shown(sys.stdout)
-            err: Any = Shown(sys.stderr, OSError)
-            with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
+            with REGISTRY.streams():
                 try:
                     return super().main(*args, **options)
                 except OSError as error:
@@ -6587,16 +6513,6 @@ def duration_of(_: click.Context, __: click.Parameter, text: str | None) -> floa
         raise click.BadParameter(str(error)) from None
 
 
-def listening_address(_: click.Context, __: click.Parameter, host: str) -> str:
-    """Return the IP address of a host on the command line: granian takes no names."""
-    try:
-        found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the latter for an empty label, or one that is too long
-        cause = error.strerror if isinstance(error, OSError) else "it is no name of a host"
-        raise click.BadParameter(f"{host!r} is no address of this machine: {cause}") from None
-    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
-
-
 environment_option = partial(click.option, show_envvar=True)
 database_option = environment_option(
     "--db", envvar="FINDINGS_DB", default="findings.db", help=Settings.descriptions()["FINDINGS_DB"]
@@ -6640,9 +6556,7 @@ def main() -> None:
 
 @main.command(cls=ServeCommand)
 @database_option
-@environment_option(
-    "--host", envvar="FINDINGS_HOST", default="127.0.0.1", callback=listening_address, help="The address to listen on."
-)
+@environment_option("--host", envvar="FINDINGS_HOST", default="127.0.0.1", help="The address to listen on.")
 @environment_option(
     "--port", envvar="FINDINGS_PORT", default=8000, type=click.IntRange(0, 65535), help="The port; 0 for any free one."
 )
@@ -6699,12 +6613,6 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
             click.echo(f'The first API key, of client "default" and level "full", shown this once: {key}', err=True)
         with accompanied(service):
             server.serve_forever()
-
-
-def progress_bar(label: str, length: int = 0) -> Any:
-    """Return click's bar, which shows on a terminal how far a command is and elsewhere nothing."""
-    shown_on = getattr(sys.stderr, "stream", sys.stderr)
-    return click.progressbar(length=length, label=label, file=shown_on, hidden=not sys.stderr.isatty())
 
 
 def write_table(titles: Sequence[str], rows: Iterable[Sequence[str | None]], *, err: bool = False) -> None:

@@ -14,7 +14,7 @@ from findings_service import ConfigurationError, environment_option
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what puts several options on a command, in this order."""
+    """Return a decorator that adds several options to a command, in this order."""
 
     def decorate(command: Any) -> Any:
         for each in reversed(decorators):
@@ -39,7 +39,7 @@ service_options = combined(
 
 
 def typed_options(*names: str) -> set[str]:
-    """Return which of these options of the command that runs stand on its line, and not in the environment alone."""
+    """Return the names of the options that the command line sets, rather than the environment."""
     source = click.get_current_context().get_parameter_source
     return {name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE}
 
@@ -54,11 +54,11 @@ def core_errors() -> Iterator[None]:
 
 
 def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Client:
-    """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
+    """Return a client of the service at a URL, or of a database file. The command line overrides the environment.
 
-    :param new: whether to make a file that is not there, or to bring an older one up to date.
-    :param by: who the histories say did what is done to a file.
-    :raises ConfigurationError: when there is no key, or no file, or both are given.
+    :param new: whether to create a missing file, and to migrate an older one.
+    :param by: the name that histories have for changes made in a file.
+    :raises ConfigurationError: if the key or the file is missing, or if both a URL and a file are given.
     """
     typed = typed_options("url", "db")
     if typed == {"url", "db"}:

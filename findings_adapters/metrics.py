@@ -13,11 +13,13 @@ No label has anything in it that somebody sent: routes are templates, and method
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +44,7 @@ from findings_service import (
     Filter,
     Response,
     Service,
+    SQLiteDatabase,
     __version__,
     make_response,
     operation,
@@ -144,9 +147,20 @@ def stored_figures(database: Database, connection: Connection, client_id: str) -
         yield gauge("findings_last_backup_timestamp_seconds", {(): seconds})
 
 
+def file_figures(database: Database) -> Mapping[str, Callable[[], float]]:
+    """Return functions that read the bytes of a database file, of its WAL, and what is free on their disk."""
+    if not isinstance(database, SQLiteDatabase):
+        return {}
+    return {
+        "findings_database_bytes": lambda: Path(database.location).stat().st_size,
+        "findings_wal_bytes": database.wal_size,
+        "findings_disk_free_bytes": lambda: shutil.disk_usage(Path(database.location).parent).free,
+    }
+
+
 def figures_of(database: Database) -> Iterator[Metric]:
     """Yield the figures that are read from the disk, if they can be read, and what runs."""
-    for name, read in database.figures().items():
+    for name, read in file_figures(database).items():
         with suppress(OSError):
             yield gauge(name, {(): read()})
     engine, version = database.engine

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import click
 
 from findings_client import Refused, Stopped, Unavailable, stoppable
-from findings_service import ENGINE_ERRORS, ConfigurationError, DatabaseUnusable, for_terminal
+from findings_features.streams import for_terminal
+from findings_service import ENGINE_ERRORS, ConfigurationError, DatabaseUnusable
 
 BAD_INPUT = (400, 404, 413, 415, 422)  # what the caller can mend
 
@@ -57,9 +58,9 @@ def exit_codes() -> Iterator[None]:
 
 
 def write(pieces: Iterable[str | bytes]) -> None:
-    """Write to standard output: text as it is, for it is `visible`, and bytes, on a terminal, so that it obeys nothing.
+    """Write to standard output: text unchanged, because it is `visible`, and bytes escaped if it is a terminal.
 
-    Who stops reading it there, or never did, does not change how a command ends.
+    A reader that closes the pipe early does not change the exit code.
     """
     escaped = sys.stdout.isatty()
     try:
@@ -77,5 +78,5 @@ def write(pieces: Iterable[str | bytes]) -> None:
 
 
 def note(text: str) -> None:
-    """Tell people something that is no result."""
+    """Print a note for people on standard error, beside the result."""
     click.echo(visible(text), err=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import regex
 
-from findings_features.stderr import write_unlocked
+from findings_features.streams import write_unlocked
 from findings_service import (
     ITEM_CURSOR,
     REGISTRY,

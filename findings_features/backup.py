@@ -20,6 +20,7 @@ from typing import NoReturn
 import click
 
 import findings_features.audit as audit
+from findings_features.streams import progress_bar
 from findings_service import (
     APPLICATION_ID,
     CHECKPOINT_LOCK,
@@ -35,7 +36,6 @@ from findings_service import (
     main,
     open_database,
     opened,
-    progress_bar,
     retry_while_busy,
     timestamp,
     user_version,

@@ -18,6 +18,15 @@ from findings_service import (
 Cell = tuple[str | None, str | None, str, int]
 
 
+def accepts(wanted: Filter, main_line: bool, status: str, severity: int) -> bool:
+    """Return whether a filter lets a line, a status and a severity through."""
+    return (
+        wanted.main_line in (None, main_line)
+        and (wanted.statuses is None or status in wanted.statuses)
+        and (wanted.ranks is None or severity in wanted.ranks)
+    )
+
+
 def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count the rows of a table that match a filter, by cell. Empty cells are left out."""
     named = {
@@ -41,4 +50,4 @@ def select_named_cells(
     cells = Counter[Cell]()
     for name, status, severity, n in select_counts(connection, client_id, list(named)):
         cells[*named[name], status, severity] += n
-    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1] == MAIN_LINE, *cell[2:])}
+    return {cell: n for cell, n in cells.items() if n and accepts(wanted, cell[1] == MAIN_LINE, *cell[2:])}

@@ -16,6 +16,7 @@ from contextlib import suppress
 import click
 import msgspec
 
+from findings_features.streams import progress_bar
 from findings_service import (
     BY_SEQ,
     LISTED_SEQS,
@@ -41,7 +42,6 @@ from findings_service import (
     opened,
     operation,
     parse_duration,
-    progress_bar,
     raise_revision,
     select_clients,
     select_counts,

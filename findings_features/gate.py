@@ -22,14 +22,17 @@ from findings_service import (
     UNCHECKED,
     UNFINISHED,
     ApiRequest,
+    BaselineRun,
     Connection,
     FailOn,
     GateOptions,
-    GateQuery,
     InvalidParameter,
+    JudgedFindings,
+    LowestSeverity,
     Missing,
     Model,
     Problem,
+    RequestModel,
     Response,
     RunKey,
     TaskHead,
@@ -43,6 +46,14 @@ from findings_service import (
     task_head,
     to_json_text,
 )
+
+
+class GateQuery(RequestModel):
+    """Options of the gate: the lowest severity that fails a run, and the run to compare with."""
+
+    fail_on: LowestSeverity = "high"
+    only: JudgedFindings = "new"
+    baseline: BaselineRun | None = None
 
 
 class Ignored(Model):

@@ -15,7 +15,7 @@ import msgspec
 import regex
 from msgspec import Meta
 
-from findings_features.cells import select_cells, select_named_cells
+from findings_features.cells import accepts, select_cells, select_named_cells
 from findings_service import (
     BRANCHES,
     MAIN_LINE,
@@ -100,7 +100,7 @@ def counted_groups(connection: Connection, client_id: str, by: str, wanted: Task
     """Count without looking at each task. Those without a value are what those with one leave of all."""
     counts: Counter[Group] = Counter()
     for value, is_main, status, rank, n in select_values(connection, client_id, by):
-        if wanted.accepts(bool(is_main), status, rank):
+        if accepts(wanted, bool(is_main), status, rank):
             counts[value, status, rank] += n
     having = [(status, rank, n) for (_, status, rank), n in counts.items()]
     if by == "tag":  # a task may have several

@@ -62,13 +62,15 @@ ARROWS = {
     "platforms": {"git", "scan_config"},
     "formats": {"labels", "sarif"},
     "scan_config": {"sarif"},
-    "mcp": {"connecting", "markdown", "me", "serving", "stderr"},
-    "backup": {"audit"},
+    "mcp": {"connecting", "markdown", "me", "serving", "streams"},
+    "backup": {"audit", "streams"},
+    "deletion": {"streams"},
+    "terminal": {"streams"},
     "migrations": {"labels"},
     "restore": {"backup"},
-    "postgres": {"audit", "backup", "migrations"},
-    "serving": {"deletion", "events", "stderr"},  # pruning by the clock; standard error
-    "access_log": {"stderr"},
+    "postgres": {"audit", "backup", "migrations", "streams"},
+    "serving": {"deletion", "events", "streams"},  # pruning by the clock; standard error
+    "access_log": {"streams"},
 }
 
 # Which modules write to which tables, beside the core. A copy fills all of them.

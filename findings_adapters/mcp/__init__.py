@@ -16,11 +16,11 @@ import click
 import regex
 
 from findings_adapters.connecting import core_errors, service_at, service_options, typed_options
+from findings_adapters.serving.greeting import listening_address
 from findings_client import Remote
 from findings_service import (
     ConfigurationError,
     installing,
-    listening_address,
     load_modules,
     main,
     readable_errors,
@@ -34,14 +34,14 @@ class WrongUsage(click.ClickException):
     exit_code = 2
 
 
-def http_address(context: click.Context, option: click.Parameter, text: str) -> tuple[str, int] | None:
+def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str, int] | None:
     """Return the address of `HOST:PORT`, None where none is given."""
     if not text:
         return None
     match = regex.fullmatch(r"\[?(.*?)\]?:([0-9]{1,5})", text)
     if not match or int(match[2]) > 65535:
         raise click.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
-    return listening_address(context, option, match[1]), int(match[2])
+    return listening_address(match[1], "--http"), int(match[2])
 
 
 @click.command()

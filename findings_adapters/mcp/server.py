@@ -54,7 +54,7 @@ from findings_client import (
     quoted,
 )
 from findings_features.me import Me
-from findings_features.stderr import write_unlocked
+from findings_features.streams import write_unlocked
 from findings_service import (
     API,
     JSON_TYPE,

@@ -31,7 +31,7 @@ def ends_at(database: Database) -> tuple[Callable[..., Opened[Source]], Callable
 
 
 def named(_: click.Context, __: click.Parameter, value: str) -> str:
-    """Refuse a name that is none, as of a variable that was not set."""
+    """Check that a database is named: an unset variable would leave it empty."""
     if not value:
         raise click.BadParameter("this names no database")
     return value

@@ -22,6 +22,7 @@ from msgspec import Struct
 import findings_features.audit as audit
 import findings_features.backup as backup
 import findings_features.migrations as migrations
+from findings_features.streams import progress_bar
 from findings_service import (
     DatabaseUnusable,
     Settings,
@@ -29,7 +30,6 @@ from findings_service import (
     SQLiteDatabase,
     begin_epoch,
     open_database,
-    progress_bar,
     readable_errors,
     schema_path,
     statements_of,

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from findings_features.stderr import write_unlocked
+from findings_features.streams import write_unlocked
 from findings_service import (
     Busy,
     Connection,

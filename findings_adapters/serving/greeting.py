@@ -1,4 +1,4 @@
-"""What a server says when it starts: its URL, and the first API key of a new database."""
+"""Messages of a server at its start: its URL, and the first API key of a new database."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import select
 import socket
 import sys
 
-from findings_features.stderr import write_unlocked
+import click
+
+from findings_features.streams import write_unlocked
 from findings_service import STDERR, Service, __version__, hashed, insert_first_key, is_closed
+
+
+def listening_address(host: str, option: str = "--host") -> str:
+    """Return the IP address of a host on the command line: granian takes no names."""
+    try:
+        found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # the latter for an empty label, or one that is too long
+        cause = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+        raise click.BadParameter(f"{host!r} is no address of this machine: {cause}", param_hint=option) from None
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def free_port(host: str, port: int) -> int:
@@ -48,10 +60,10 @@ Try it:
 
 
 def greet(service: Service, warning: str, url: str) -> None:
-    """Say that a service answers, and at a first start what its first key is, and what to try.
+    """Print the service's URL and, at a first start, its first key with a request to try.
 
-    The key is made now, so that a start that fails leaves none behind that nobody has seen, and once standard error
-    takes it: a pipe of which poll(2) says so takes what is this short whole. A key that cannot be shown goes again.
+    The key is inserted only now, when standard error is writable (poll(2); a pipe takes so short a text whole), so that
+    a failed start leaves no key that no one has seen. A key that cannot be printed is deleted again.
     """
     select.select([], [STDERR], [])
     key = None if is_closed(sys.stderr) else insert_first_key(service)
@@ -62,7 +74,7 @@ def greet(service: Service, warning: str, url: str) -> None:
 
 
 def exposure_warning(host: str) -> str:
-    """Return a line of warning where others can reach the service: keys would cross the network in the clear."""
+    """Return a warning if other machines can reach the service, because keys would be sent unencrypted."""
     if host in ("127.0.0.1", "::1"):
         return ""
     return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"

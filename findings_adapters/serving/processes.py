@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from findings_adapters.serving import commits, rsgi
-from findings_adapters.serving.greeting import exposure_warning, free_port, greet, reachable, url_of
-from findings_features import stderr
+from findings_adapters.serving.greeting import exposure_warning, free_port, greet, listening_address, reachable, url_of
+from findings_features import streams
 from findings_service import (
     ENGINE_ERRORS,
     KIB,
@@ -76,10 +76,10 @@ class LineWriter(logging.Handler):
 
     def _work(self) -> None:
         for line in iter(self._lines.get, None):
-            stderr.write_unlocked(line)
+            streams.write_unlocked(line)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                stderr.write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
+                streams.write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
 
 
 def as_json(text: str) -> str:
@@ -314,8 +314,9 @@ def serve(settings: Settings, host: str, port: int, workers: int) -> None:
     """
     if settings.keep and (missing := load_module("findings_features.deletion")):
         raise ConfigurationError(f"FINDINGS_KEEP needs {missing}")
+    host = listening_address(host)
     if settings.log == "json" and logging.lastResort:
-        stderr.log_form = as_json
+        streams.log_form = as_json
         logging.lastResort.setFormatter(JSONLines())
     os.environ.pop(METRICS_FOLDER, None)  # which another start had
     with ExitStack() as held:

@@ -11,10 +11,10 @@ from msgspec import UNSET, UnsetType
 
 import findings_features.gate as gate
 from findings_features.events import Event
+from findings_features.gate import GateQuery
 from findings_service import (
     RANKS,
     Connection,
-    GateQuery,
     Severity,
     TaskHead,
     new_ids,
