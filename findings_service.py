@@ -3135,7 +3135,8 @@ def select_project_type(connection: Connection, client_id: str, name: str) -> Pr
     ).fetchone()
     if row is None:
         raise Missing(f"There is no project type {truncate(name)!r}.")
-    return ProjectTypeWithSchema(*(*row[:-1], Raw(row[-1] or "null")))
+    *fields, schema = row
+    return ProjectTypeWithSchema(*(*fields, Raw(schema or "null")))
 
 
 def select_project_types(connection: Connection, client_id: str) -> list[ProjectType]:
@@ -3273,7 +3274,11 @@ class BranchKey(Source, frozen=True):
 
 def run_model(row: Sequence[Any]) -> Run:
     """Return a run from a row of RUN_COLUMNS."""
-    return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:15]), Raw(row[15] or "null")))
+    *fields, created, updated, reopened, unchanged, resolved, verdict = row
+    submitted = Submitted(created, updated, reopened, unchanged, resolved)
+    run: Any = Run(*(*fields, submitted, Raw(verdict or "null")))
+    run.metadata = Raw(run.metadata)
+    return cast(Run, run)
 
 
 def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
@@ -3300,7 +3305,8 @@ def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -
     ).fetchone()
     if row is None:
         raise Missing(f"There is no run {truncate(run_id)!r}.")
-    return RunKey(*row[:-1]), row[-1]
+    *key, schema = row
+    return RunKey(*key), schema
 
 
 def select_run(connection: Connection, client_id: str, run: RunKey) -> Run:
@@ -3359,7 +3365,7 @@ def insert_run(
     require_registered(connection, client_id, project_type, pointer="/projectType")
     (newest_id,) = connection.execute("SELECT MAX(id) FROM runs WHERE client_id = ?", (client_id,)).fetchone()
     now, run_id = timestamp(), new_ids(behind=newest_id)[0]
-    row = connection.execute(
+    (seq,) = connection.execute(
         """INSERT INTO runs (client_id, id, project_type, target_url, branch, metadata, status,
                created_at, updated_at, last_used_at)
            VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?, ?) RETURNING seq""",
@@ -3374,7 +3380,7 @@ def insert_run(
     connection.transaction.counters.add(
         client_id, counter_names("runs", project_type, target_url, branch), "running", 0, 1
     )
-    run = RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
+    run = RunKey(seq, project_type, target_url, 0, run_id, "running", branch)
     insert_run_entry(connection, who, run, "started", now)
     return run
 
@@ -3855,7 +3861,7 @@ def select_history(
            FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq LIMIT ? OFFSET ?""",
         (client_id, task_seq, limit + 1, offset),
     )
-    return (HistoryEntry(*(*row[:-1], Raw(row[-1]))) for row in rows)
+    return (HistoryEntry(*(*fields, Raw(changed))) for *fields, changed in rows)
 
 
 # ---------------------------------------------------------------------------
@@ -3884,9 +3890,6 @@ HEAD_CONTENT = tuple(name for name in CONTENT if name in HEAD_FIELDS)
 DETAIL_CONTENT = tuple(name for name in CONTENT if name in DETAIL_FIELDS)
 head_content_of, detail_content_of = attrgetter(*HEAD_CONTENT), attrgetter(*DETAIL_CONTENT)
 CONTENT_COLUMNS = ", ".join(f"{'tasks' if name in HEAD_CONTENT else 'task_details'}.{name}" for name in CONTENT)
-# Content that is stored as it is sent; all other has its own form.
-PLAIN_CONTENT = tuple(name for name in CONTENT if name not in {"severity", "tags", *EMPTY})
-plain_content_of = attrgetter(*PLAIN_CONTENT)
 API_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Task)}
 SEARCHED = {"title", "evidence", "rule", "location", "tags", "externalId"}  # of what a report may change
 
@@ -3947,13 +3950,18 @@ class StoredFinding(Record, frozen=True):
     """A stored finding that is reported again."""
 
     state: TaskRow
-    content: TaskContent
+    content: Sequence[Any]  # the fields of TaskContent
     external_id: str
     seen_by_run: bool
 
+    @property
+    def title(self) -> str:
+        """The title of the stored finding."""
+        return TaskContent(*self.content).title
+
     def changed(self, report: NewTask, branch: str) -> list[str]:
         """Return the API's names of the fields that the report, and the branch of its run, change."""
-        before = (*content_of(self.content), self.state.branch, self.external_id)
+        before = (*self.content, self.state.branch, self.external_id)
         after = (*content_of(report), branch, report.external_id)
         if before == after:
             return []
@@ -4032,12 +4040,11 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
             json.dumps(external_ids),
         ),
     )
-    content, rest = len(TaskRow.__struct_fields__), len(TaskRow.__struct_fields__) + len(CONTENT)
-    found = (
-        StoredFinding(TaskRow(*row[:content]), TaskContent(*row[content:rest]), row[rest], bool(row[rest + 1]))
-        for row in rows
-    )
-    return {finding.external_id: finding for finding in found}
+    state, found = len(TaskRow.__struct_fields__), dict[str, StoredFinding]()
+    for row in rows:
+        external_id, is_seen = row[-2:]
+        found[external_id] = StoredFinding(TaskRow(*row[:state]), row[state:-2], external_id, bool(is_seen))
+    return found
 
 
 COUNTED_BY = attrgetter("project_type", "target_url", "branch", "rule", "tags", "status", "severity")
@@ -4411,11 +4418,12 @@ def select_response(connection: Connection, request: RequestKey, body_hash: str)
     ).fetchone()
     if row is None:
         return None
-    if row[0] == DELETED:
+    stored = StoredResponse(*row)
+    if stored.body_hash == DELETED:
         raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
-    if row[0] != body_hash:
+    if stored.body_hash != body_hash:
         raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
-    return StoredResponse(*row)
+    return stored
 
 
 def insert_response(
@@ -4670,19 +4678,22 @@ class Parsed(Struct):
         steps = [StoredStep(int(each.step or position), each.instruction) for position, each in numbered]
         for criterion in task.success_criteria or ():
             criterion.automatable = bool(criterion.automatable)
+        stored: Any = task  # from here on each field is as its column holds it
+        labels = evidence_labels(task.evidence) if task.evidence else ""
+        stored.severity = RANKS[task.severity]
+        stored.evidence = to_json_text(task.evidence) if task.evidence else None
+        stored.remediation = to_json_text(sorted(steps, key=attrgetter("step"))) if steps else None
+        stored.success_criteria = to_json_text(task.success_criteria) if task.success_criteria else None
+        stored.extensions = extensions
+        stored.tags = to_json_text(task.tags) if task.tags else None
+        former_ids = task.former_external_ids or ()
         self.reports.append(
             NewTask(
-                **dict(zip(PLAIN_CONTENT, plain_content_of(task), strict=True)),
-                severity=RANKS[task.severity],
-                evidence=to_json_text(task.evidence) if task.evidence else None,
-                remediation=to_json_text(sorted(steps, key=attrgetter("step"))) if steps else None,
-                success_criteria=to_json_text(task.success_criteria) if task.success_criteria else None,
-                extensions=extensions,
-                tags=to_json_text(task.tags) if task.tags else None,
+                *content_of(stored),
                 external_id=task.external_id,
                 status=task.status,
-                labels=evidence_labels(task.evidence) if task.evidence else "",
-                former_ids=task.former_external_ids or (),
+                labels=labels,
+                former_ids=former_ids,
             )
         )
 

@@ -3315,6 +3315,7 @@ def test_what_a_host_raises_on_our_routes_goes_to_its_own_handlers(
 # ---------------------------------------------------------------------------
 
 
+@pytest.mark.parts
 def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable[..., Server]) -> None:
     first = serve()
     assert KEY.findall(first.said) == [first.key]
@@ -3489,7 +3490,10 @@ def test_a_bad_command_says_so_and_fails(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    cases(port=("PORT", "web"), high_port=("PORT", "99999"), workers=("WORKERS", "0"), host=("HOST", "no such host")),
+    [
+        *cases(port=("PORT", "web"), high_port=("PORT", "99999"), workers=("WORKERS", "0")),
+        pytest.param("HOST", "no such host", id="host", marks=pytest.mark.parts),
+    ],
 )
 def test_a_variable_that_no_option_may_be_is_called_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, text: str
@@ -3521,6 +3525,7 @@ def test_the_database_is_its_owners_alone(server: Server) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * 3
 
 
+@pytest.mark.parts
 def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     for shared in (False, True):  # as another service has it
         with socket.create_server(("127.0.0.1", 0), reuse_port=shared) as listener:
@@ -4428,6 +4433,7 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     assert not KEY.search(told.decode())
 
 
+@pytest.mark.parts
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
 def test_listening_beyond_this_machine_is_warned_of(serve: Callable[..., Server], host: str, warns: bool) -> None:
     server = serve("--host", host)

@@ -197,7 +197,7 @@ def test_the_files_and_the_disk_are_told(counting: Server) -> None:
 
 def test_what_cannot_be_read_is_left_out(on: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(on)
-    monkeypatch.setattr(findings_service.shutil, "disk_usage", Mock(side_effect=OSError(5, "Input/output error")))
+    monkeypatch.setattr("shutil.disk_usage", Mock(side_effect=OSError(5, "Input/output error")))
     figures = figures_of(client.get("/metrics").text)
     assert ("findings_database_bytes",) in figures
     assert ("findings_disk_free_bytes",) not in figures

@@ -41,7 +41,7 @@ def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str,
     match = regex.fullmatch(r"\[?(.*?)\]?:([0-9]{1,5})", text)
     if not match or int(match[2]) > 65535:
         raise click.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
-    return listening_address(match[1], "--http"), int(match[2])
+    return listening_address(match[1], "'--http'"), int(match[2])
 
 
 @click.command()

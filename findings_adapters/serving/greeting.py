@@ -11,8 +11,10 @@ import click
 from findings_features.streams import write_unlocked
 from findings_service import STDERR, Service, __version__, hashed, insert_first_key, is_closed
 
+HOST_OPTION = "'--host' (env var: 'FINDINGS_HOST')"
 
-def listening_address(host: str, option: str = "--host") -> str:
+
+def listening_address(host: str, option: str = HOST_OPTION) -> str:
     """Return the IP address of a host on the command line: granian takes no names."""
     try:
         found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
