@@ -19,8 +19,16 @@ if ALONE:  # the module and its schema, with nothing beside them
         shutil.copy(Path(__file__).parent / name, house.name)
     sys.path.insert(0, house.name)
 
-pytest_plugins = ["tests.engines", "tests.postgres_server", "tests.support"]  # where the fixtures are
-pytest.register_assert_rewrite(*pytest_plugins, "tests.statements")
+pytest_plugins = [
+    "tests.engines",
+    "tests.postgres_server",
+    "tests.clients",
+    "tests.files",
+    "tests.hostile",
+    "tests.servers",
+    "tests.surveys",
+]  # where the fixtures are
+pytest.register_assert_rewrite(*pytest_plugins, "tests.scenarios", "tests.documents", "tests.statements")
 
 from tests import engines  # noqa: E402
 from tests.statements import Collector  # noqa: E402

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import flask
 import pytest
 
-from tests.support import API, KEY, TIME, Server, await_, client_of, patch_core, task, users_of
+from tests.clients import API, KEY, TIME, client_of, patch_core, task, users_of
+from tests.servers import Server, await_
 
 LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "user", "runId"]
 

@@ -14,19 +14,10 @@ import pytest
 
 import findings_service
 from findings_features import audit, migrations
+from tests.clients import API, Client, cases, client_with, database_of, reader_of, task
 from tests.engines import ON_POSTGRES, look_into
-from tests.support import (
-    API,
-    Client,
-    Server,
-    cases,
-    client_with,
-    damage_index,
-    database_of,
-    invoke,
-    reader_of,
-    task,
-)
+from tests.files import damage_index
+from tests.servers import Server, invoke
 
 UNCHECKED = "SET session_replication_role = replica" if ON_POSTGRES else "PRAGMA ignore_check_constraints = ON"
 LAST = "(SELECT MAX(seq) FROM tasks)"

@@ -25,28 +25,11 @@ import pytest
 
 import findings_service
 from findings_features import backup
+from tests.clients import API, Client, cases, task
+from tests.documents import HERE
 from tests.engines import faults_of, locked, look_into, placed
-from tests.support import (
-    API,
-    HERE,
-    IMPORTING,
-    PROGRAM,
-    UNUSABLE,
-    Client,
-    Server,
-    await_,
-    cases,
-    command,
-    content_of,
-    damage_index,
-    database_of_version,
-    environment,
-    files_in,
-    invoke,
-    others_database,
-    start_process,
-    task,
-)
+from tests.files import UNUSABLE, content_of, damage_index, database_of_version, files_in, others_database
+from tests.servers import IMPORTING, PROGRAM, Server, await_, command, environment, invoke, start_process
 
 pytestmark = pytest.mark.sqlite
 COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")

@@ -9,7 +9,9 @@ import flask
 import pytest
 
 from findings_features import brief
-from tests.support import API, SEVERITIES, TARGETS, Client, assert_problem, cases, client_of, start_on, task
+from tests.clients import API, SEVERITIES, Client, assert_problem, cases, client_of, task
+from tests.scenarios import start_on
+from tests.surveys import TARGETS
 
 TARGET = "https://example.com/"
 

@@ -35,19 +35,11 @@ from findings_adapters import scan_config
 from findings_adapters.platforms import ScanContext, place_of
 from findings_client import Client, Local
 from findings_features.exports import ExportQuery
+from tests.clients import API, cases, patch_core
+from tests.documents import HERE
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
-from tests.support import (
-    API,
-    HERE,
-    PATIENCE,
-    PROGRAM,
-    Server,
-    cases,
-    environment,
-    heed_signals,
-    others_database,
-    patch_core,
-)
+from tests.files import others_database
+from tests.servers import PATIENCE, PROGRAM, Server, environment, heed_signals
 
 __all__ = ["away", "fake", "tune"]
 

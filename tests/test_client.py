@@ -38,8 +38,9 @@ from findings_client import (
     fingerprint,
     stoppable,
 )
+from tests.clients import cases, task
 from tests.engines import busy_error, db_at, faults_of, name_of
-from tests.support import LISTENING, PATIENCE, PROGRAM, Server, StandIn, cases, standing_in, start_process, task
+from tests.servers import LISTENING, PATIENCE, PROGRAM, Server, StandIn, standing_in, start_process
 
 Reply = tuple[int, dict[str, str], bytes]
 GAVE_UP = 504  # what a gateway answers though the work may be done

@@ -22,7 +22,9 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.support import API, HERE, PATIENCE, Server, await_, free_port, from_npm, program, task
+from tests.clients import API, task
+from tests.documents import HERE, from_npm, program
+from tests.servers import PATIENCE, Server, await_, free_port
 
 FILE = HERE / "Containerfile"
 PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}

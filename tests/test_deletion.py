@@ -22,39 +22,12 @@ import findings_service
 from findings_adapters.serving import commits
 from findings_features import deletion
 from findings_service import DatabaseUnusable
+from tests.clients import API, TESTER, Client, assert_problem, cases, client_of, database_of, patch_core, rows_of, task
 from tests.engines import ON_POSTGRES, faults_of, held_in, look_into
-from tests.support import (
-    API,
-    LISTENING,
-    PATIENCE,
-    SECRET,
-    TESTER,
-    Client,
-    Server,
-    assert_problem,
-    await_,
-    cases,
-    client_of,
-    command,
-    content_of,
-    database_of,
-    files_in,
-    finish_ago,
-    finished,
-    gate,
-    invoke,
-    patch_core,
-    post,
-    program_with,
-    prune,
-    rows_of,
-    secret,
-    slowness,
-    start_on,
-    task,
-    totals,
-    work_of,
-)
+from tests.files import content_of, files_in
+from tests.hostile import slowness
+from tests.scenarios import finish_ago, finished, gate, post, prune, secret, start_on, totals, work_of
+from tests.servers import LISTENING, PATIENCE, SECRET, Server, await_, command, invoke, program_with
 
 
 @pytest.fixture

@@ -26,25 +26,19 @@ import pytest
 import findings_service
 from findings_service import Settings
 from tests import postgres_server
-from tests.support import (
+from tests.clients import KEY, OPERATIONS, TIME, UUID7
+from tests.documents import (
     CODES,
     COMMANDS,
     FENCED,
     HERE,
-    KEY,
-    MODULE,
-    OPERATIONS,
-    PATIENCE,
     PROJECT,
-    TIME,
-    UUID7,
     blocks_of,
-    environment,
-    free_port,
     page_named,
     settings_variables,
     table_rows,
 )
+from tests.servers import MODULE, PATIENCE, environment, free_port
 
 PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
 

@@ -21,25 +21,11 @@ import pytest
 
 import findings_features.events as events
 import findings_service as core
+from tests.clients import API, TESTER, Client, assert_problem, client_of, database_of, task
 from tests.engines import db_at
-from tests.support import (
-    API,
-    LISTENING,
-    TESTER,
-    Client,
-    Server,
-    assert_problem,
-    await_,
-    client_of,
-    command,
-    database_of,
-    fail,
-    invoke,
-    program_with,
-    slowness,
-    task,
-    work_of,
-)
+from tests.hostile import slowness
+from tests.scenarios import fail, work_of
+from tests.servers import LISTENING, Server, await_, command, invoke, program_with
 
 SECRET = "events-tests-0123456789"
 

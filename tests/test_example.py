@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import API, HERE, PATIENCE, Server, await_, environment, heed_signals
+from tests.clients import API
+from tests.documents import HERE
+from tests.servers import PATIENCE, Server, await_, environment, heed_signals
 
 # What it does, files say that are in the folder which it looks through.
 BANDIT = """

@@ -23,26 +23,42 @@ from flask.testing import FlaskClient
 import findings_service
 from findings_features import exports
 from findings_service import Busy, Settings
-from tests.engines import engine_error
-from tests.support import (
+from tests.clients import (
     API,
     KIB,
     SEVERITIES,
     Client,
-    Server,
-    add_form,
     assert_problem,
     assert_storage_problem,
-    await_,
-    command,
     database_of,
-    half_open,
-    memory_of,
     patch_core,
-    start_process,
     task,
-    written_lines,
 )
+from tests.engines import engine_error
+from tests.hostile import half_open
+from tests.servers import Server, await_, command, memory_of, start_process
+
+
+def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
+    """Have lists go out in a form until the patch is undone."""
+    patch.setitem(findings_service.REGISTRY.list_exports, form.media_type, None)
+    exports.add(form)
+
+
+def written_lines(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
+    """Write a list of tasks as lines of its titles and comments, the way a part writes one."""
+    for listed in tasks:
+        yield f"{listed.task.title} {listed.comment or ''}".rstrip().encode() + b"\n"
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The media type of another form of lists, of which a few tasks are read at once."""
+    form = exports.ListFormat(media_type="text/lines", write=written_lines)
+    add_form(form, monkeypatch)
+    monkeypatch.setattr(exports, "EXPORT_LOT", 3)
+    patch_core(monkeypatch, "DOCUMENT_PIECE", 1)
+    return form.media_type
 
 
 def exported(client: Client, query: str = "", accept: str = "text/lines", **how: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from examples import failover
 from findings_client import Client, Remote
-from tests.support import Server, await_
+from tests.servers import Server, await_
 
 
 @pytest.fixture

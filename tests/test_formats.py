@@ -20,7 +20,7 @@ from findings_adapters import formats
 from findings_adapters.ci import read_documents
 from findings_adapters.sarif.models import IDENTITY, OURS
 from findings_adapters.sarif.reading import parse
-from tests.support import cases
+from tests.clients import cases
 
 __all__ = ["job"]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import Client, assert_problem, cases, gate, rows_of, task
+from tests.clients import Client, assert_problem, cases, rows_of, task
+from tests.scenarios import gate
 
 
 def report(client: Client, *tasks: dict[str, Any], branch: str | None = None) -> list[tuple[str, str]]:

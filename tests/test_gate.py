@@ -7,19 +7,9 @@ from typing import Any
 import flask
 import pytest
 
-from tests.support import (
-    API,
-    SEVERITIES,
-    UNKNOWN_ID,
-    Client,
-    Survey,
-    assert_problem,
-    client_of,
-    finished,
-    gate,
-    same_surface,
-    task,
-)
+from tests.clients import API, SEVERITIES, UNKNOWN_ID, Client, assert_problem, client_of, task
+from tests.scenarios import finished, gate
+from tests.surveys import Survey, same_surface
 
 
 def numbers(verdict: dict[str, Any]) -> tuple[int, ...]:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import API, HERE, Server, blocks_of, environment, from_npm, page_named, program
+from tests.clients import API
+from tests.documents import HERE, blocks_of, from_npm, page_named, program
+from tests.servers import Server, environment
 
 # In a project that has installed it, it knows the extension by the compiler's options, which lie beside its own folder.
 HEY_API = {"input": "openapi.json", "output": {"path": "hey", "importFileExtension": ".js"}}

@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import (
-    API,
-    RULES,
-    SEVERITIES,
-    STATUSES,
-    TAGS,
-    Client,
-    Survey,
-    assert_problem,
-    client_of,
-    rows_of,
-    start_on,
-    task,
-)
+from tests.clients import API, SEVERITIES, STATUSES, Client, assert_problem, client_of, rows_of, task
+from tests.scenarios import start_on
+from tests.surveys import RULES, TAGS, Survey
 
 BY = ("rule", "location", "tag", "projectType", "targetUrl", "assignee")
 FILES = {  # of the survey's places

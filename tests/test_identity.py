@@ -28,7 +28,7 @@ from test_sarif import (
 from findings_adapters.sarif import twins
 from findings_adapters.sarif.models import FOLDER, IDENTITY, OURS
 from findings_adapters.sarif.twins import distance, matched, nearest
-from tests.support import Client, cases
+from tests.clients import Client, cases
 
 # Which results are one finding
 

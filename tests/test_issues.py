@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import API, HERE, PATIENCE, Server, StandIn, await_, environment, heed_signals, standing_in, task
+from tests.clients import API, task
+from tests.documents import HERE
+from tests.servers import PATIENCE, Server, StandIn, await_, environment, heed_signals, standing_in
 
 
 class GitHub(ThreadingHTTPServer):

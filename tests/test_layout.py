@@ -17,21 +17,11 @@ from pathlib import Path
 import pytest
 
 import findings_service as core
-from tests.support import (
-    API,
-    HERE,
-    IMPORTING,
-    Server,
-    assert_problem,
-    command,
-    database_of_version,
-    environment,
-    half_open,
-    slowness,
-    start_process,
-    status_of,
-    task,
-)
+from tests.clients import API, assert_problem, task
+from tests.documents import HERE
+from tests.files import database_of_version
+from tests.hostile import half_open, slowness, status_of
+from tests.servers import IMPORTING, Server, command, environment, start_process
 
 FOLDERS = ("findings_features", "findings_adapters")
 PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))

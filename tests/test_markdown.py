@@ -15,7 +15,8 @@ from markdown_it import MarkdownIt
 
 import findings_service as core
 from findings_features.brief import Brief, KnownFinding, ResolvedFinding
-from tests.support import API, Server, task
+from tests.clients import API, task
+from tests.servers import Server
 
 core.load_modules()
 

@@ -37,26 +37,21 @@ import findings_service as core
 from findings_adapters.mcp import server as mcp_server
 from findings_client import Remote, hurried, in_camel_case
 from findings_features import openapi
+from tests.clients import API, KEY, UNKNOWN_ID, cases, nested, task
+from tests.documents import HERE
 from tests.engines import absence_of, db_at, locked, name_of, placed
-from tests.support import (
-    API,
-    HERE,
+from tests.scenarios import WCAG_SCHEMA
+from tests.servers import (
     IMPORTING,
-    KEY,
     PATIENCE,
     PROGRAM,
-    UNKNOWN_ID,
-    WCAG_SCHEMA,
     Server,
-    cases,
     command,
     connection_to,
     environment,
     free_port,
     invoke,
-    nested,
     start_process,
-    task,
 )
 
 TARGET = "https://shop.example/"

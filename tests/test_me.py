@@ -7,7 +7,8 @@ from collections.abc import Callable
 import flask
 
 import findings_service
-from tests.support import SECRET, client_of, client_with, database_of, users_of
+from tests.clients import client_of, client_with, database_of, users_of
+from tests.servers import SECRET
 
 
 def test_who_asks_is_told_what_its_key_may_do(make_app: Callable[..., flask.Flask]) -> None:

@@ -26,32 +26,11 @@ from prometheus_client.parser import text_string_to_metric_families
 import findings_service
 from findings_adapters import metrics
 from findings_service import ConfigurationError, Settings, create_app, create_blueprint, installing
+from tests.clients import API, Client, assert_problem, cases, client_of, client_with, make_key, reader_of, task
+from tests.documents import HERE, blocks_of, program, table_rows
 from tests.engines import ON_POSTGRES, db_at, locked, look_into
 from tests.postgres_server import children_of
-from tests.support import (
-    API,
-    HERE,
-    IMPORTING,
-    LISTENING,
-    PATIENCE,
-    PROGRAM,
-    Client,
-    Server,
-    assert_problem,
-    blocks_of,
-    cases,
-    client_of,
-    client_with,
-    command,
-    free_port,
-    invoke,
-    make_key,
-    program,
-    reader_of,
-    start_process,
-    table_rows,
-    task,
-)
+from tests.servers import IMPORTING, LISTENING, PATIENCE, PROGRAM, Server, command, free_port, invoke, start_process
 
 Figures = dict[tuple[Any, ...], float]
 TASKS = f"{API}/tasks"

@@ -20,20 +20,10 @@ from flask.testing import FlaskClient
 
 import findings_service
 from findings_features import brief
-from tests.support import (
-    API,
-    CODES,
-    DEFINITION,
-    OPERATIONS,
-    PATIENCE,
-    UNKNOWN_ID,
-    WCAG_SCHEMA,
-    WHOLE_TASK,
-    Server,
-    cases,
-    environment,
-    task,
-)
+from tests.clients import API, OPERATIONS, UNKNOWN_ID, cases, task
+from tests.documents import CODES
+from tests.scenarios import DEFINITION, WCAG_SCHEMA, WHOLE_TASK
+from tests.servers import PATIENCE, Server, environment
 
 
 def test_the_routes_and_their_levels_are_the_contracts() -> None:

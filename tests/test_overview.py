@@ -8,8 +8,10 @@ import flask
 import pytest
 
 import findings_service
+from tests.clients import API, SEVERITIES, STATUSES, Client, database_of, patch_core, task
 from tests.engines import faults_of
-from tests.support import API, SEVERITIES, STATUSES, TARGETS, Client, database_of, patch_core, standing, start_on, task
+from tests.scenarios import standing, start_on
+from tests.surveys import TARGETS
 
 TIMESTAMP = findings_service.timestamp
 

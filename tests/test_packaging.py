@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import API, task
+from tests.documents import HERE, blocks_of
 from tests.engines import absence_of
-from tests.support import API, HERE, blocks_of, environment, start_process, task
+from tests.servers import environment, start_process
 
 
 @pytest.fixture(scope="module")

@@ -31,23 +31,9 @@ except ImportError:
 
 import findings_service as core
 from findings_adapters import page as room
-from tests.support import (
-    API,
-    HERE,
-    KEY,
-    PATIENCE,
-    PROGRAM,
-    Server,
-    StandIn,
-    assert_problem,
-    await_,
-    cases,
-    command,
-    from_npm,
-    standing_in,
-    start_process,
-    task,
-)
+from tests.clients import API, KEY, assert_problem, cases, task
+from tests.documents import HERE, from_npm
+from tests.servers import PATIENCE, PROGRAM, Server, StandIn, await_, command, standing_in, start_process
 
 FILES = {path: served.args[0] for path, served in core.REGISTRY.page_files.items()}
 OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import HERE, environment
+from tests.documents import HERE
+from tests.servers import environment
 
 
 @pytest.mark.parametrize("file", sorted((HERE / "tests" / "page").glob("*.test.mjs")), ids=lambda file: file.name)

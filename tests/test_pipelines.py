@@ -30,7 +30,8 @@ from test_ci import GITLAB
 
 import findings_service
 from findings_client import Client, Local
-from tests.support import HERE, Server, StandIn, blocks_of, environment, from_npm, program, standing_in
+from tests.documents import HERE, blocks_of, from_npm, program
+from tests.servers import Server, StandIn, environment, standing_in
 
 ACTION, COMPONENT = HERE / "action.yml", HERE / "templates" / "findings.yml"
 NAMED = re.compile(r"# (\S+)\n")

@@ -20,8 +20,10 @@ import findings_service as core
 from findings_adapters.postgres import dialect
 from findings_adapters.serving import commits
 from findings_features import audit
+from tests.clients import cases, patch_core
+from tests.hostile import slowness
 from tests.postgres_server import USER, Databases, MakeServer, PostgresServer, fresh_url, name_in, run_in
-from tests.support import PATIENCE, await_, cases, patch_core, slowness
+from tests.servers import PATIENCE, await_
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")

@@ -17,25 +17,12 @@ import pytest
 import findings_service as core
 from findings_adapters.postgres import copying
 from findings_features import audit
+from tests.clients import API, Client, cases, client_of, client_with, database_of, task
 from tests.engines import in_service, look_into
+from tests.hostile import slowness
 from tests.postgres_server import Databases, fresh_url, run_in
-from tests.support import (
-    API,
-    IMPORTING,
-    WHOLE_TASK,
-    Client,
-    await_,
-    cases,
-    client_of,
-    client_with,
-    command,
-    database_of,
-    invoke,
-    post,
-    slowness,
-    start_process,
-    task,
-)
+from tests.scenarios import WHOLE_TASK, post
+from tests.servers import IMPORTING, await_, command, invoke, start_process
 
 pytestmark = pytest.mark.sqlite  # both engines are in each of these tests, and a file at one end
 TABLES = copying.read_tables()

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 import findings_service as core
+from tests.clients import API
 from tests.engines import faults_of, in_service
+from tests.hostile import at_most, half_open, slowness
 from tests.postgres_server import PORT, USER, Databases, MakeServer, fresh_url, name_in, run_in
+from tests.servers import IMPORTING, PROGRAM, HttpResponse, Server, await_
 from tests.slow_network import SlowNetwork, slow_network
-from tests.support import API, IMPORTING, PROGRAM, HttpResponse, Server, at_most, await_, half_open, slowness
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 

@@ -16,21 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import (
-    API,
-    HERE,
-    Server,
-    StandIn,
-    await_,
-    blocks_of,
-    command,
-    connection_to,
-    environment,
-    free_port,
-    program,
-    standing_in,
-    task,
-)
+from tests.clients import API, task
+from tests.documents import HERE, blocks_of, program
+from tests.servers import Server, StandIn, await_, command, connection_to, environment, free_port, standing_in
 
 BY_PASSWORD = {"Authorization": f"Basic {b64encode(b'anna:correct horse battery').decode()}"}
 BY_COOKIE = {"Cookie": "user=anna@shop.example"}

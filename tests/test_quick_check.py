@@ -15,7 +15,8 @@ import jsonschema
 import pytest
 
 import findings_service
-from tests.support import cases, slowness
+from tests.clients import cases
+from tests.hostile import slowness
 
 
 def any_schema(random_source: random.Random, draft: int, depth: int = 0) -> Any:

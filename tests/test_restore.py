@@ -17,23 +17,10 @@ import pytest
 
 import findings_service
 from findings_features import backup
+from tests.clients import API, cases, patch_core, task
 from tests.engines import faults_of, look_into
-from tests.support import (
-    API,
-    IMPORTING,
-    LISTENING,
-    UNUSABLE,
-    Server,
-    cases,
-    command,
-    content_of,
-    database_of_version,
-    files_in,
-    invoke,
-    others_database,
-    patch_core,
-    task,
-)
+from tests.files import UNUSABLE, content_of, database_of_version, files_in, others_database
+from tests.servers import IMPORTING, LISTENING, Server, command, invoke
 
 pytestmark = pytest.mark.sqlite
 

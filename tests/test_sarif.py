@@ -33,22 +33,9 @@ from hypothesis import strategies as st
 
 import findings_service as core
 from findings_features.labels import foreign_labels
-from tests.support import (
-    API,
-    HERE,
-    Client,
-    Server,
-    assert_problem,
-    await_,
-    cases,
-    client_of,
-    connection_to,
-    from_npm,
-    memory_of,
-    nested,
-    program,
-    task,
-)
+from tests.clients import API, Client, assert_problem, cases, client_of, nested, task
+from tests.documents import HERE, from_npm, program
+from tests.servers import Server, await_, connection_to, memory_of
 
 core.load_modules()
 

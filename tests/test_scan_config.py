@@ -13,7 +13,7 @@ from test_sarif import log_with
 import findings_service
 from findings_adapters import scan_config
 from findings_adapters.scan_config import READY, Config, Decider, Scanned, SeverityRules, prepare
-from tests.support import cases
+from tests.clients import cases
 
 __all__ = ["job"]
 

@@ -10,8 +10,9 @@ from typing import Any
 import flask
 import pytest
 
+from tests.clients import API, SEVERITIES, Client, assert_problem, cases, client_of, rows_of, task
 from tests.engines import faults_of
-from tests.support import API, SEVERITIES, Client, assert_problem, cases, client_of, plain, rows_of, task
+from tests.scenarios import plain
 
 
 def searched(client: Client, q: str, **query: Any) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import flask
 
-from tests.support import API, UNKNOWN_ID, Client, assert_problem, client_of, task
+from tests.clients import API, UNKNOWN_ID, Client, assert_problem, client_of, task
 
 
 def triage_all(client: Client, *ids: str, **decision: Any) -> Any:

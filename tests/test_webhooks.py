@@ -29,29 +29,11 @@ from standardwebhooks import Webhook
 
 import findings_service
 from findings_adapters.webhooks import delivery, messages, sending
-from tests.support import (
-    API,
-    HERE,
-    PATIENCE,
-    Client,
-    Server,
-    StandIn,
-    assert_problem,
-    at_most,
-    await_,
-    blocks_of,
-    cases,
-    client_of,
-    database_of,
-    invoke,
-    post,
-    program,
-    program_with,
-    rows_of,
-    slowness,
-    standing_in,
-    task,
-)
+from tests.clients import API, Client, assert_problem, cases, client_of, database_of, rows_of, task
+from tests.documents import HERE, blocks_of, program
+from tests.hostile import at_most, slowness
+from tests.scenarios import post
+from tests.servers import PATIENCE, Server, StandIn, await_, invoke, program_with, standing_in
 
 Hook = dict[str, Any]
 Deliver = Callable[..., None]

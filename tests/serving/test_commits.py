@@ -22,26 +22,11 @@ import pytest
 
 import findings_service
 from findings_adapters.serving import commits
+from tests.clients import API, TESTER, Client, assert_storage_problem, client_of, database_of, rows_of, task, writer_of
 from tests.engines import faults_of, full_error, locked, look_into
-from tests.support import (
-    API,
-    PATIENCE,
-    TESTER,
-    Client,
-    HttpResponse,
-    Server,
-    assert_storage_problem,
-    assert_timed_out,
-    await_,
-    client_of,
-    database_of,
-    fail,
-    program_with,
-    rows_of,
-    slowness,
-    task,
-    writer_of,
-)
+from tests.hostile import slowness
+from tests.scenarios import assert_timed_out, fail
+from tests.servers import PATIENCE, HttpResponse, Server, await_, program_with
 
 
 class Group:

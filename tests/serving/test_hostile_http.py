@@ -14,24 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import API, KIB, cases, task
 from tests.engines import locked
-from tests.support import (
-    API,
-    KIB,
-    PATIENCE,
-    Server,
-    another_client,
-    assert_refused,
-    at_most,
-    await_,
-    cases,
-    half_open,
-    program_with,
-    raw_request,
-    speak,
-    status_of,
-    task,
-)
+from tests.hostile import another_client, assert_refused, at_most, half_open, raw_request, speak, status_of
+from tests.servers import PATIENCE, Server, await_, program_with
 
 UNENDED = b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"  # headers that never end
 

@@ -19,27 +19,12 @@ import pytest
 
 import findings_service
 from findings_service import DatabaseUnusable, create_app
+from tests.clients import API, assert_storage_problem, cases, database_of, task
+from tests.documents import HERE
 from tests.engines import db_at, faults_of, look_into
+from tests.files import contents_of, put_back, refused_everywhere, took_away
 from tests.postgres_server import children_of, is_alive
-from tests.support import (
-    API,
-    HERE,
-    LISTENING,
-    PATIENCE,
-    Server,
-    assert_storage_problem,
-    await_,
-    cases,
-    command,
-    contents_of,
-    database_of,
-    invoke,
-    program_with,
-    put_back,
-    refused_everywhere,
-    task,
-    took_away,
-)
+from tests.servers import LISTENING, PATIENCE, Server, await_, command, invoke, program_with
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -25,34 +25,24 @@ import pytest
 
 from findings_adapters.serving import rsgi
 from findings_service import Busy
+from tests.clients import API, KIB, assert_problem, cases, task
+from tests.documents import HERE
 from tests.engines import ON_POSTGRES, db_at, locked, look_into, placed
-from tests.support import (
-    API,
-    ENDLESS,
-    HERE,
+from tests.hostile import at_most, half_open, raw_request, slowness, speak, status_of
+from tests.scenarios import ENDLESS, in_a
+from tests.servers import (
     IMPORTING,
-    KIB,
     LISTENING,
     PATIENCE,
     PROGRAM,
     SECRET,
     Server,
-    assert_problem,
-    at_most,
     await_,
-    cases,
     command,
     connection_to,
     environment,
-    half_open,
-    in_a,
     memory_of,
     program_with,
-    raw_request,
-    slowness,
-    speak,
-    status_of,
-    task,
 )
 
 

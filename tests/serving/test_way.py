@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import API, Server, task
+from tests.clients import API, task
+from tests.servers import Server
 
 STEPS = ["ApiRequest.open", "ApiRequest.read", "ApiRequest.check", "PendingWrite.apply"]
 MOST = {"batch": 80, "update": 65}  # functions of ours, with some room

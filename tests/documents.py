@@ -1,0 +1,74 @@
+"""The project's documents, commands, settings and installed programs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sysconfig
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import click.testing
+import pytest
+
+import findings_service
+from findings_service import Settings
+
+HERE = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
+CODES = (
+    *("malformed_json", "invalid_parameter", "unauthorized", "forbidden", "not_found", "run_finished"),
+    *("project_type_exists", "changed_meanwhile", "body_too_large", "unsupported_media_type", "validation_failed"),
+    *("unknown_project_type", "extension_check_timeout", "busy", "storage_full", "internal_error"),
+)
+FENCED = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
+
+
+def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
+    """Give the fenced blocks of a page: line, language and text."""
+    text = page.read_text("utf-8")
+    for block in FENCED.finditer(text):
+        yield text.count("\n", 0, block.start()) + 1, block[2], block[3]
+
+
+def program(name: str) -> str:
+    """Return the path of a program, beside Python or on the PATH, and skip the test where there is none."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    return found or pytest.skip(f"{name} is not installed")
+
+
+def from_npm(path: str) -> Path:
+    """Return a file of a package of npm, and skip the test where it is not installed."""
+    found = HERE / "node_modules" / path
+    return found if found.exists() else pytest.skip(f"node_modules/{path} is not installed")
+
+
+def page_named(name: str) -> str:
+    """Return the text of a page."""
+    return (HERE / name).read_text("utf-8")
+
+
+def table_rows(name: str) -> list[str]:
+    """Return the lines of the tables of a page."""
+    return [line for line in page_named(name).splitlines() if line.startswith("|")]
+
+
+def commands(group: click.Command, prefix: str = "findings-service") -> Iterator[tuple[str, click.Command]]:
+    """Give every command of the command line with its name."""
+    if not isinstance(group, click.Group):
+        yield prefix, group
+        return
+    for name in group.list_commands(click.Context(group)):
+        yield from commands(group.commands[name], f"{prefix} {name}")
+
+
+COMMANDS = list(commands(findings_service.main))
+
+
+def settings_variables() -> list[str]:
+    """Return the names of all environment variables that the service reads."""
+    options = [option for _, each in COMMANDS for option in each.params]
+    named = {str(option.envvar) for option in options if getattr(option, "envvar", None)}
+    return sorted(named | {f"FINDINGS_{name.upper()}" for name in Settings.__struct_fields__})

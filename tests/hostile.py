@@ -1,0 +1,123 @@
+"""Raw connections, and a server that hostile clients share with others."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import threading
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+
+from tests.clients import API
+from tests.servers import PATIENCE, PROGRAM, Server, command, start_process
+
+USUAL = 0.006  # seconds that the work of `slowness` takes on a machine with nothing else to do
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server that hostile clients share with others; bodies must arrive in seconds."""
+    db = tmp_path_factory.mktemp("besieged") / "besieged.db"
+    line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
+    server = start_process(line, db, FINDINGS_BODY_TIMEOUT=f"{min(slowness(), 5)}", FINDINGS_SCHEMA_TIMEOUT="2s")
+    try:
+        server.start_run()
+        yield server
+        assert server.process.poll() is None
+    finally:
+        code = server.stop()
+    assert code == 0
+
+
+@pytest.fixture(scope="module")
+def hostile_key(besieged: Server) -> str:
+    return command("keys", "create", "hostile", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
+
+
+def slowness(clock: Callable[[], float] = time.monotonic) -> float:
+    """Return how many times as long as usual a known piece of work takes at this moment, at least 1."""
+    took = timeit.repeat("for number in range(500_000): pass", timer=clock, number=1)
+    return max(1.0, statistics.median(took) / USUAL)
+
+
+@contextmanager
+def at_most(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Check that the block takes at most so long, or as many times longer as a known piece of work does now."""
+    began = clock()
+    yield
+    took = clock() - began
+    assert took < seconds or took < seconds * slowness(clock)
+
+
+@contextmanager
+def another_client(server: Server, bound: float) -> Iterator[None]:
+    """Read as another client meanwhile, and check that each response takes at most `bound` seconds."""
+    done = threading.Event()
+
+    def read() -> None:
+        ended = False
+        while not ended:
+            with at_most(bound):
+                assert server.request("GET", f"{API}/runs").json["total"] >= 1
+            ended = done.wait(0.02)
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            yield
+        finally:
+            done.set()
+        reading.result()
+
+
+def speak(server: Server, text: bytes, *, ends: bool = False) -> bytes:
+    """Send bytes and return all that comes back until the server closes; with `ends` it knows that nothing follows."""
+    heard = bytearray()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(text)
+        if ends:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                heard += part
+    return bytes(heard)
+
+
+def raw_request(server: Server, method: str, path: bytes | str, body: bytes = b"", *headers: str) -> bytes:
+    """Return the bytes of a request that closes the connection, with its length unless `headers` has one."""
+    lines = ["Host: localhost", "Connection: close", f"Authorization: Bearer {server.key}", *headers]
+    if body:
+        lines.append("Content-Type: application/json")
+        if not any(header.startswith(("Content-Length", "Transfer-Encoding")) for header in headers):
+            lines.append(f"Content-Length: {len(body)}")
+    start = path.encode() if isinstance(path, str) else path
+    return method.encode() + b" " + start + b" HTTP/1.1\r\n" + "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def status_of(heard: bytes) -> int:
+    """Return the status of an answer, 0 where the connection was closed without one."""
+    return int(heard.split(b" ", 2)[1]) if heard.startswith(b"HTTP/1.1 ") else 0
+
+
+def assert_refused(heard: bytes) -> None:
+    """Check that a request was refused: in our form, or with the HTTP server's bare answer, or by hanging up."""
+    assert status_of(heard) in (0, *range(400, 500)), heard[:300]
+    assert b"application/problem+json" in heard or len(heard) < 300
+
+
+@contextmanager
+def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.socket]]:
+    """Keep connections open that have sent a part of a request."""
+    with ExitStack() as stack:
+        there = ("127.0.0.1", server.port)
+        connections = [stack.enter_context(socket.create_connection(there, timeout=PATIENCE)) for _ in range(count)]
+        for connection in connections:
+            connection.sendall(text)
+        yield connections
