@@ -1,4 +1,4 @@
-"""The fixtures of all tests, which engine these run on, and what that needs before them and behind them."""
+"""Hooks of all tests: the plugins with fixtures, tests of the core alone, and the PostgreSQL server of a test run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-ALONE = os.environ.get("FINDINGS_TEST_HOUSE") == "alone"
-if ALONE:  # the module and its schema, with nothing beside them
-    house = tempfile.TemporaryDirectory(prefix="findings-alone-")
+ALONE = os.environ.get("FINDINGS_TEST_CORE") == "alone"
+if ALONE:  # copy the core and its schema to a folder without modules
+    core_folder = tempfile.TemporaryDirectory(prefix="findings-alone-")
     for name in ("findings_service.py", "schema.sql"):
-        shutil.copy(Path(__file__).parent / name, house.name)
-    sys.path.insert(0, house.name)
+        shutil.copy(Path(__file__).parent / name, core_folder.name)
+    sys.path.insert(0, core_folder.name)
 
 pytest_plugins = [
     "tests.engines",
@@ -27,7 +27,7 @@ pytest_plugins = [
     "tests.hostile",
     "tests.servers",
     "tests.surveys",
-]  # where the fixtures are
+]
 pytest.register_assert_rewrite(*pytest_plugins, "tests.scenarios", "tests.documents", "tests.statements")
 
 from tests import engines  # noqa: E402
@@ -39,11 +39,11 @@ CHECKED = pytest.StashKey[list[tuple[set[str], set[str]]]]()  # statements of re
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have a server for all test processes, and note what each of them sends there."""
+    """Start one PostgreSQL server for all test processes, and record the statements of each process."""
     if not engines.ON_POSTGRES or config.option.collectonly:
         return
     is_first = not hasattr(config, "workerinput")
-    if is_first and not engines.TOLD["server"]:
+    if is_first and not engines.SERVER_URL["server"]:
         config.stash[STOP] = engines.start_server()
     config.stash[CHECKED] = []
     config.stash[COLLECTOR] = Collector()
@@ -51,40 +51,40 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is about SQLite itself where another engine keeps the data, and what needs absent parts."""
+    """Skip tests of SQLite itself on PostgreSQL, and tests that need modules where the core is tested alone."""
     for item in items:
         if engines.ON_POSTGRES and item.get_closest_marker("sqlite"):
             item.add_marker(pytest.mark.skip(reason="about SQLite itself"))
-        if ALONE and item.get_closest_marker("parts"):
-            item.add_marker(pytest.mark.skip(reason="needs parts beside the module"))
+        if ALONE and item.get_closest_marker("modules"):
+            item.add_marker(pytest.mark.skip(reason="needs modules"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Check the statements of this process, and drop its databases. The session fails by what any process finds."""
+    """Check the statements of this process and drop its databases. The session fails if any process finds a fault."""
     collector = session.config.stash.get(COLLECTOR, None)
     if collector is None:
         return
     if collector.statements:
-        found = {*collector.statements}, {*collector.complaints(engines.shelf().take(ready=True))}
+        found = {*collector.statements}, {*collector.complaints(engines.database_pool().take(ready=True))}
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["statements"] = [[*each] for each in found]
         session.config.stash[CHECKED].append(found)
-    if engines.shelf.cache_info().currsize:
-        engines.shelf().close()
+    if engines.database_pool.cache_info().currsize:
+        engines.database_pool().close()
     if any(complaints for _, complaints in session.config.stash[CHECKED]):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take in what a test process has found."""
-    if told := getattr(node, "workeroutput", {}).get("statements"):
-        node.config.stash[CHECKED].append((set(told[0]), set(told[1])))
+    """Collect the statements and faults of a test process."""
+    if found := getattr(node, "workeroutput", {}).get("statements"):
+        node.config.stash[CHECKED].append((set(found[0]), set(found[1])))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Tell of the statements that name no client."""
+    """Report the statements that do not name the client."""
     checked = config.stash.get(CHECKED, [])
     if not checked:
         return
@@ -93,11 +93,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("statements of requests that do not name the client of a table")
     for complaint in sorted(complaints):
         terminalreporter.line(complaint)
-    told = f"{len(statements)} statements of requests were explained, {len(complaints)} do not name a client"
-    terminalreporter.line(told)
+    counts = f"{len(statements)} statements of requests were explained, {len(complaints)} do not name a client"
+    terminalreporter.line(counts)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the server."""
+    """Stop the PostgreSQL server."""
     if stop := config.stash.get(STOP, None):
         stop()

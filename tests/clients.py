@@ -32,7 +32,7 @@ UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 KEY = re.compile(r"fts_[A-Za-z0-9_-]{43}")
-UNHURRIED = {"schema_timeout": "60s", "busy_timeout": "60s"}  # settings of services, unless a test is about these
+LONG_TIMEOUTS = {"schema_timeout": "60s", "busy_timeout": "60s"}  # settings of services, unless a test is about these
 SEVERITIES = ("critical", "high", "medium", "low", "info")
 STATUSES = ("open", "in_progress", "resolved", "dismissed")
 KIB = 1024
@@ -252,7 +252,7 @@ def make_app(tmp_path: Path, new_database: Path) -> Iterator[Callable[..., flask
         db = tmp_path / "findings.db"
         if not ON_POSTGRES and not db.exists():
             shutil.copyfile(new_database, db)
-        read = Settings.read(**{**UNHURRIED, **settings, "db": db_at(settings.get("db", db), ready=True)})
+        read = Settings.read(**{**LONG_TIMEOUTS, **settings, "db": db_at(settings.get("db", db), ready=True)})
         hasty = {} if "synchronous" in settings else {"synchronous": "OFF"}  # only a power cut would tell
         made.append(create_app(msgspec.structs.replace(read, **hasty)))
         return made[-1]
@@ -279,11 +279,11 @@ def run(client: Client) -> str:
     return client.start("web", targetUrl="https://example.com/")
 
 
-TESTER = findings_service.Principal("", "default", "tests", "full")
+PRINCIPAL = findings_service.Principal("", "default", "tests", "full")
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_list_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no list have any time."""
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
     monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)

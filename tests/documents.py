@@ -33,38 +33,38 @@ def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
         yield text.count("\n", 0, block.start()) + 1, block[2], block[3]
 
 
-def program(name: str) -> str:
+def installed_program(name: str) -> str:
     """Return the path of a program, beside Python or on the PATH, and skip the test where there is none."""
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     return found or pytest.skip(f"{name} is not installed")
 
 
-def from_npm(path: str) -> Path:
+def npm_file(path: str) -> Path:
     """Return a file of a package of npm, and skip the test where it is not installed."""
     found = HERE / "node_modules" / path
     return found if found.exists() else pytest.skip(f"node_modules/{path} is not installed")
 
 
-def page_named(name: str) -> str:
+def page_text(name: str) -> str:
     """Return the text of a page."""
     return (HERE / name).read_text("utf-8")
 
 
 def table_rows(name: str) -> list[str]:
     """Return the lines of the tables of a page."""
-    return [line for line in page_named(name).splitlines() if line.startswith("|")]
+    return [line for line in page_text(name).splitlines() if line.startswith("|")]
 
 
-def commands(group: click.Command, prefix: str = "findings-service") -> Iterator[tuple[str, click.Command]]:
+def command_lines(group: click.Command, prefix: str = "findings-service") -> Iterator[tuple[str, click.Command]]:
     """Give every command of the command line with its name."""
     if not isinstance(group, click.Group):
         yield prefix, group
         return
     for name in group.list_commands(click.Context(group)):
-        yield from commands(group.commands[name], f"{prefix} {name}")
+        yield from command_lines(group.commands[name], f"{prefix} {name}")
 
 
-COMMANDS = list(commands(findings_service.main))
+COMMANDS = list(command_lines(findings_service.main))
 
 
 def settings_variables() -> list[str]:

@@ -29,7 +29,7 @@ CHOICE = "FINDINGS_TEST_ENGINE"
 ENGINE = os.environ.get(CHOICE, "sqlite")
 ON_POSTGRES = ENGINE == "postgresql"
 ABSENT = "there is no database" if ON_POSTGRES else "there is no file"
-TOLD = {"server": os.environ.get(GIVEN, "")}  # before the tests drop all settings
+SERVER_URL = {"server": os.environ.get(GIVEN, "")}  # before the tests drop all settings
 KEPT = ("epochs", "schema_version")  # tables of one row, which is made with the schema
 LARGE = 64 * 1024 * 1024  # bytes of a database that is not worth to be emptied
 
@@ -52,7 +52,7 @@ def start_server() -> Callable[[], object]:
     if find_programs() is None:
         pytest.exit(f"{CHOICE} is {ENGINE}: there is no PostgreSQL here, and {GIVEN} names none", 1)
     server = started(max_connections="200")
-    TOLD["server"] = os.environ[GIVEN] = server.url
+    SERVER_URL["server"] = os.environ[GIVEN] = server.url
     server.end_with_this_process()
     return server.remove
 
@@ -60,7 +60,7 @@ def start_server() -> Callable[[], object]:
 # Databases
 
 
-class Shelf:
+class DatabasePool:
     """The databases of a test process: those that stand for paths, and those that are free."""
 
     def __init__(self, url: str) -> None:
@@ -113,9 +113,9 @@ class Shelf:
 
 
 @cache
-def shelf() -> Shelf:
+def database_pool() -> DatabasePool:
     """Return the databases of this test process."""
-    return Shelf(TOLD["server"])
+    return DatabasePool(SERVER_URL["server"])
 
 
 def db_at(path: str | Path, *, ready: bool = False) -> str:
@@ -125,9 +125,9 @@ def db_at(path: str | Path, *, ready: bool = False) -> str:
     """
     if not ON_POSTGRES or "://" in str(path) or str(path).startswith(":"):
         return str(path)
-    places, key = shelf().places, Path(path).absolute()
+    places, key = database_pool().places, Path(path).absolute()
     if key not in places:
-        places[key] = shelf().take(ready=ready)
+        places[key] = database_pool().take(ready=ready)
     return places[key]
 
 
@@ -141,7 +141,7 @@ def absence_of(path: str | Path) -> str:
     return findings_service.database_for(findings_service.Settings(db=db_at(path))).absence()
 
 
-def placed(arguments: Sequence[str], folder: str | Path = "") -> list[str]:
+def with_databases(arguments: Sequence[str], folder: str | Path = "") -> list[str]:
     """Return the arguments of a command, which is run in a folder, with the databases that they name."""
     if not ON_POSTGRES:
         return [*arguments]
@@ -155,9 +155,9 @@ def _databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     if ON_POSTGRES:
         shared, own = tmp_path_factory.getbasetemp(), tmp_path_factory.getbasetemp() / "test_"
-        for path in [*shelf().places]:
+        for path in [*database_pool().places]:
             if not path.is_relative_to(shared) or str(path).startswith(str(own)):
-                shelf().give(shelf().places.pop(path))
+                database_pool().give(database_pool().places.pop(path))
 
 
 # A test's own look at a database
@@ -179,7 +179,7 @@ class Opened:
 
 
 @contextmanager
-def look_into(db: str | Path) -> Iterator[Any]:
+def open_database(db: str | Path) -> Iterator[Any]:
     """Give a connection to a database that is the test's, and not the service's. What it does is stored at once."""
     if not ON_POSTGRES:
         with closing(sqlite3.connect(db, isolation_level=None, timeout=60)) as connection:
@@ -195,14 +195,14 @@ def look_into(db: str | Path) -> Iterator[Any]:
 def locked(db: str | Path) -> Iterator[None]:
     """Hold the write lock of a database, as another process might: in PostgreSQL the locks of all clients."""
     everybody = "BEGIN; LOCK TABLE clients IN EXCLUSIVE MODE"
-    with look_into(db) as connection:
+    with open_database(db) as connection:
         connection.execute(everybody if ON_POSTGRES else "BEGIN IMMEDIATE")
         yield
         connection.execute("ROLLBACK")
 
 
 @contextmanager
-def in_service(db: str | Path) -> Iterator[findings_service.Database]:
+def open_store(db: str | Path) -> Iterator[findings_service.Database]:
     """Give a database as the service has it, beside any that is in use."""
     database = findings_service.database_for(findings_service.Settings(db=db_at(db)))
     try:
@@ -211,22 +211,22 @@ def in_service(db: str | Path) -> Iterator[findings_service.Database]:
         database.disconnect()
 
 
-def faults_of(db: str | Path) -> list[str]:
+def integrity_errors_of(db: str | Path) -> list[str]:
     """Return what an audit finds wrong with a database, also with one in use."""
     if "://" not in db_at(db):
         kind = findings_service.SQLiteConnection
         with closing(sqlite3.connect(db, isolation_level=None, factory=kind)) as connection:
             return list(audit.integrity_errors(connection))
-    with in_service(db) as database, database.snapshot() as connection:
+    with open_store(db) as database, database.snapshot() as connection:
         return list(audit.integrity_errors(connection))
 
 
-def held_in(db: str | Path) -> bytes:
+def stored_bytes(db: str | Path) -> bytes:
     """Return all that a database holds: its rows, or its file and what SQLite keeps beside it."""
     if not ON_POSTGRES:
         files = [Path(db).with_name(f"{Path(db).name}{end}") for end in ("", "-wal", "-shm", "-journal")]
         return b"".join(file.read_bytes() for file in files if file.exists())
-    with look_into(db) as connection:
+    with open_database(db) as connection:
         tables = [name for (name,) in connection.execute(TABLES)]
         rows = [row for name in tables for (row,) in connection.execute(f"SELECT {name}::text FROM {name}")]
     return "\n".join(rows).encode()
@@ -282,7 +282,7 @@ def engine_error(message: str) -> Exception:
     return PostgresError(message)
 
 
-def what_commits() -> tuple[type, str]:
+def commit_method() -> tuple[type, str]:
     """Return the class and the name of what makes a transaction durable."""
     if not ON_POSTGRES:
         return findings_service.CounterBuffer, "write"  # the last thing before a COMMIT
@@ -294,7 +294,7 @@ def what_commits() -> tuple[type, str]:
 @contextmanager
 def refusing_rows(db: str | Path, table: str) -> Iterator[None]:
     """Let a table take no more rows."""
-    with look_into(db) as connection:
+    with open_database(db) as connection:
         if ON_POSTGRES:
             connection.execute(
                 """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$"""

@@ -15,11 +15,11 @@ import pytest
 
 from findings_service import create_app
 from tests.clients import API, Client, assert_storage_problem, cases, database_of, task
-from tests.engines import look_into
+from tests.engines import open_database
 
 
 @pytest.fixture
-def aged(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
+def filled(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
     """A closed database with two runs, two of a branch, four tasks and some history."""
     client.register("web")
     first, second = (client.start("web", targetUrl=f"https://example.com/{name}") for name in "ab")
@@ -34,10 +34,10 @@ def aged(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
     return tmp_path / "findings.db"
 
 
-def content_of(db: Path) -> list[list[Any]]:
+def stored_rows(db: Path) -> list[list[Any]]:
     """Return everything that a database holds, but for its keys, kept answers and health."""
     tables = ("clients", "project_types", "runs", "tasks", "task_details", "task_tags", "sightings", "history")
-    with look_into(db) as connection:
+    with open_database(db) as connection:
         return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in (*tables, "counters")]
 
 
@@ -52,7 +52,7 @@ def damage_index(connection: sqlite3.Connection, name: str) -> None:
     path.write_bytes(whole)
 
 
-def refused_everywhere(ask: Callable[..., Any]) -> None:
+def assert_storage_unusable(ask: Callable[..., Any]) -> None:
     """Check that reads, writes and the health check all say that the storage cannot be used."""
     for method, path, body in (
         ("GET", f"{API}/tasks", None),
@@ -62,19 +62,19 @@ def refused_everywhere(ask: Callable[..., Any]) -> None:
         assert_storage_problem(ask(method, path, body), "storage_full")
 
 
-def took_away(db: Path) -> None:
+def move_database_away(db: Path) -> None:
     """Move a database's file, with what lies beside it."""
     for suffix in ("", "-wal", "-shm"):
         db.with_name(f"{db.name}{suffix}").rename(db.with_name(f"moved.db{suffix}"))
 
 
-def put_back(db: Path) -> None:
+def move_database_back(db: Path) -> None:
     """Move it back."""
     for moved in db.parent.glob("moved.db*"):
         moved.rename(moved.with_name(moved.name.replace("moved.db", db.name)))
 
 
-def contents_of(folder: Path) -> dict[str, bytes]:
+def database_files(folder: Path) -> dict[str, bytes]:
     """Return what the databases of a folder hold, and what lies beside them, but for what tells who reads."""
     return {path.name: path.read_bytes() for path in folder.glob("*.db*") if not path.name.endswith(("-shm", ".log"))}
 
@@ -86,7 +86,7 @@ def database_of_version(version: int, path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {version}")
 
 
-def others_database(path: Path) -> None:
+def foreign_database(path: Path) -> None:
     """Make another program's SQLite database."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")
@@ -95,7 +95,7 @@ def others_database(path: Path) -> None:
 UNUSABLE = cases(
     text=(lambda path: path.write_text("Not a database. " * 1000, "utf-8"), "not a database"),
     short_text=(lambda path: path.write_text("Hi.", "utf-8"), "not a database"),
-    others=(others_database, "another program's SQLite database"),
+    others=(foreign_database, "another program's SQLite database"),
     folder=(lambda path: path.mkdir(), "cannot be"),
     nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
     itself=(lambda path: path.symlink_to(path), "cannot be"),

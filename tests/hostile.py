@@ -20,9 +20,9 @@ USUAL = 0.006  # seconds that the work of `slowness` takes on a machine with not
 
 
 @pytest.fixture(scope="module")
-def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A real server that hostile clients share with others; bodies must arrive in seconds."""
-    db = tmp_path_factory.mktemp("besieged") / "besieged.db"
+    db = tmp_path_factory.mktemp("hostile_server") / "besieged.db"
     line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
     server = start_process(line, db, FINDINGS_BODY_TIMEOUT=f"{min(slowness(), 5)}", FINDINGS_SCHEMA_TIMEOUT="2s")
     try:
@@ -35,8 +35,8 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def hostile_key(besieged: Server) -> str:
-    return command("keys", "create", "hostile", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
+def hostile_key(hostile_server: Server) -> str:
+    return command("keys", "create", "hostile", "--client", "hostile", "--db", str(hostile_server.db)).stdout.strip()
 
 
 def slowness(clock: Callable[[], float] = time.monotonic) -> float:
@@ -75,7 +75,7 @@ def another_client(server: Server, bound: float) -> Iterator[None]:
         reading.result()
 
 
-def speak(server: Server, text: bytes, *, ends: bool = False) -> bytes:
+def send_raw(server: Server, text: bytes, *, ends: bool = False) -> bytes:
     """Send bytes and return all that comes back until the server closes; with `ends` it knows that nothing follows."""
     heard = bytearray()
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:

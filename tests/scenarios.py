@@ -27,13 +27,13 @@ WCAG_SCHEMA = {
 DEFINITION = {"name": "web-a11y", "label": "Web", "description": "Sites.", "extensionSchema": WCAG_SCHEMA}
 
 
-def plain(text: str) -> str:
+def without_accents(text: str) -> str:
     """Return a text without case and accents."""
     apart = unicodedata.normalize("NFD", text.casefold())
     return "".join(sign for sign in apart if not unicodedata.combining(sign))
 
 
-def resolved(client: Client) -> set[str]:
+def resolved_ids(client: Client) -> set[str]:
     """Return the external ids of what is resolved."""
     return {each["externalId"] for each in client.read("tasks", status="resolved")["tasks"]}
 
@@ -48,7 +48,7 @@ class Panic(BaseException):
     """What a library written in Rust raises."""
 
 
-def fail(*_: Any, **__: Any) -> NoReturn:
+def raise_panic(*_: Any, **__: Any) -> NoReturn:
     raise Panic("assertion failed")
 
 
@@ -80,7 +80,7 @@ def gate(client: Client, run: str, **query: str) -> Any:
     return client.read(f"runs/{run}/gate", **query)
 
 
-def finished(client: Client, branch: str | None, **severities: str) -> str:
+def completed_run(client: Client, branch: str | None, **severities: str) -> str:
     """Report findings, each by its name with a severity, in a run of its own that is completed."""
     run = client.start(targetUrl="https://example.com/", branch=branch)
     client.submit(run, *(task(externalId=name, severity=severity) for name, severity in severities.items()))
@@ -88,7 +88,7 @@ def finished(client: Client, branch: str | None, **severities: str) -> str:
     return run
 
 
-def standing(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def field_values(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return where types or targets stand, without the names of the fields."""
     return [tuple(each.values()) for each in told]
 
@@ -98,7 +98,7 @@ def in_a(rule: Any) -> dict[str, Any]:
     return {"properties": {"a": rule}}
 
 
-ENDLESS = {"a": "a" * 60 + "!"}
+BACKTRACKING = {"a": "a" * 60 + "!"}
 
 
 def post(client: Client, path: str, body: Any, key: str = "k") -> Any:
@@ -108,7 +108,7 @@ def post(client: Client, path: str, body: Any, key: str = "k") -> Any:
     return client.post(f"{API}/{path}", data=text, headers=headers)
 
 
-def totals(client: Client) -> list[int]:
+def count_all(client: Client) -> list[int]:
     """Return how many runs, tasks and project types there are."""
     counts = [client.read(path, limit=1)["total"] for path in ("runs", "tasks")]
     return [*counts, len(client.read("project-types")["projectTypes"])]
@@ -133,7 +133,7 @@ def secret() -> str:
     return f"SECRET{secrets.token_hex(12)}"
 
 
-def work_of(connection: Any, action: Callable[[], object]) -> int:
+def sqlite_steps(connection: Any, action: Callable[[], object]) -> int:
     """Return how many steps of SQLite's machine an action takes."""
     steps = itertools.count()
     connection.set_progress_handler(lambda: next(steps) < 0, 1)

@@ -31,11 +31,11 @@ import pytest
 import findings_service
 from findings_adapters.serving import commits, greeting, processes, rsgi
 from findings_adapters.webhooks import delivery, sending
-from tests.clients import API, KEY, KIB, UNHURRIED
-from tests.engines import ON_POSTGRES, db_at, placed
+from tests.clients import API, KEY, KIB, LONG_TIMEOUTS
+from tests.engines import ON_POSTGRES, db_at, with_databases
 
-HOUSE = Path(findings_service.__file__).parent  # of the module: this folder, or one with nothing else
-MODULE = HOUSE / "findings_service.py"
+CORE_FOLDER = Path(findings_service.__file__).parent  # of the module: this folder, or one with nothing else
+CORE_FILE = CORE_FOLDER / "findings_service.py"
 # Not the file itself, which Python would compile anew for each of hundreds of processes.
 PROGRAM = (sys.executable, "-m", "findings_service")
 PATIENCE = 300.0  # seconds to wait for what must happen; only what hangs takes so long, on a slow machine too
@@ -69,14 +69,14 @@ def connection_to(port: int) -> closing[http.client.HTTPConnection]:
 class Server:
     """A real process that serves."""
 
-    process: subprocess.Popen[bytes] | Forked
+    process: subprocess.Popen[bytes] | ForkedProcess
     db: Path
-    said: str
+    startup_output: str
     log: Path
 
     @property
     def port(self) -> int:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.said)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.startup_output)
         assert found
         return int(found[1])
 
@@ -86,14 +86,14 @@ class Server:
 
     @property
     def key(self) -> str:
-        return KEY.findall(self.said)[0]
+        return KEY.findall(self.startup_output)[0]
 
     @property
-    def access(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """The variables that tell a program where it is and how to come in."""
         return {"FINDINGS_URL": self.url, "FINDINGS_KEY": self.key}
 
-    def heard(self) -> str:
+    def log_text(self) -> str:
         """Return all that it has said so far."""
         return self.log.read_text("utf-8")
 
@@ -112,16 +112,16 @@ class Server:
         self.request("POST", f"{API}/project-types", {"name": "web", "extensionSchema": schema})
         return self.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
 
-    def head_of(self, path: str, length: int, *more: str) -> bytes:
+    def post_head(self, path: str, length: int, *more: str) -> bytes:
         """Return the head of a POST request, to be written to a socket."""
         lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self.key}", *more)
         return "\r\n".join((*lines, "Content-Type: application/json", f"Content-Length: {length}\r\n\r\n")).encode()
 
     @contextmanager
-    def under_way(self, path: str, length: int) -> Iterator[socket.socket]:
+    def begin_post(self, path: str, length: int) -> Iterator[socket.socket]:
         """Open a connection with a POST request whose body the server waits for."""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
-            connection.sendall(self.head_of(path, length, "Expect: 100-continue"))
+            connection.sendall(self.post_head(path, length, "Expect: 100-continue"))
             assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
             yield connection
 
@@ -135,7 +135,7 @@ class Server:
             return self.process.wait(PATIENCE)
 
 
-def await_(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():
@@ -153,7 +153,7 @@ def free_port() -> int:
             return int(free.getsockname()[1])
 
 
-class StandIn(BaseHTTPRequestHandler):
+class StubHandler(BaseHTTPRequestHandler):
     """Answers for a service of others, and says nothing of it on standard error."""
 
     wbufsize = -1  # an answer goes out in one piece
@@ -175,7 +175,7 @@ class StandIn(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def standing_in(server: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
+def running_stub(server: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
     """Have a stand-in answer."""
     server.handle_error = lambda *_: None  # of clients that break off
     with server:
@@ -184,13 +184,13 @@ def standing_in(server: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
         server.shutdown()
 
 
-def memory_of(server: Server) -> float:
+def resident_memory(server: Server) -> float:
     """Return the resident memory of a server, in MiB."""
     pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / KIB / KIB
 
 
-SURROUNDINGS = re.compile(r"CI$|CI_|GITHUB_|GITLAB_|FINDINGS_|NO_COLOR|COLUMNS|TERM$")
+CI_AND_TERMINAL = re.compile(r"CI$|CI_|GITHUB_|GITLAB_|FINDINGS_|NO_COLOR|COLUMNS|TERM$")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -200,12 +200,12 @@ def environment(**more: str) -> dict[str, str]:
     which a CI platform tells where a job runs, which these tests may be part of. A service is one process, unless a
     test is about more, so that it knows what the request before left it with.
     """
-    ours = {name: value for name, value in os.environ.items() if not SURROUNDINGS.match(name)}
-    settings = {f"FINDINGS_{name.upper()}": value for name, value in (UNHURRIED | {"workers": "1"}).items()}
+    ours = {name: value for name, value in os.environ.items() if not CI_AND_TERMINAL.match(name)}
+    settings = {f"FINDINGS_{name.upper()}": value for name, value in (LONG_TIMEOUTS | {"workers": "1"}).items()}
     return ours | settings | more
 
 
-def heed_signals() -> None:
+def reset_signals() -> None:
     """Heed the signals that end a process; these tests may run in the background, under nohup."""
     for each in (signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
@@ -214,7 +214,7 @@ def heed_signals() -> None:
 # Starting Python and importing the module takes a third of a second, which hundreds of processes would each spend anew.
 # So one process does it, and forks into each command and server: those run all that comes after, to the end of their
 # interpreter. What is told to Python itself, and what the pages do, starts from nothing.
-FORKER = """
+FORK_SERVER = """
 import gc, json, os, sys
 import findings_service
 
@@ -237,38 +237,44 @@ os.environ.update(order["env"])
 sys.argv[1:] = order["arguments"]
 exec(order["program"], {"__name__": "__main__"})
 """
-IMPORTING = "import findings_service"
-DRIVER = "import findings_adapters.postgres.store\n" if ON_POSTGRES else ""  # which takes as long again
-OF_PYTHON = ("PYTHON", "LD_", "LC_", "LANG", "TZ")  # variables that a process reads as it starts, and not again
+IMPORT_CORE = "import findings_service"
+IMPORT_DRIVER = "import findings_adapters.postgres.store\n" if ON_POSTGRES else ""  # which takes as long again
+INTERPRETER_VARIABLES = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "TZ",
+)  # variables that a process reads as it starts, and not again
 
 
-def forkable(line: Sequence[str], env: dict[str, str]) -> str:
+def program_to_fork(line: Sequence[str], env: dict[str, str]) -> str:
     """Return the program of a line that begins with importing the module, and so may be forked; empty for others."""
-    if any(name.startswith(OF_PYTHON) for name in env):
+    if any(name.startswith(INTERPRETER_VARIABLES) for name in env):
         return ""
     if line[: len(PROGRAM)] == [*PROGRAM]:
-        return f"{IMPORTING}; findings_service.main()"
-    return line[2] if line[1] == "-c" and line[2].startswith(IMPORTING) else ""
+        return f"{IMPORT_CORE}; findings_service.main()"
+    return line[2] if line[1] == "-c" and line[2].startswith(IMPORT_CORE) else ""
 
 
 @cache
-def forker() -> tuple[subprocess.Popen[str], threading.Lock]:
+def fork_server() -> tuple[subprocess.Popen[str], threading.Lock]:
     """Start, once, the process that forks, and return it with the lock of who speaks to it."""
-    line = [sys.executable, "-c", DRIVER + FORKER]
+    line = [sys.executable, "-c", IMPORT_DRIVER + FORK_SERVER]
     process = subprocess.Popen(
         line,
-        cwd=HOUSE,
+        cwd=CORE_FOLDER,
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_signals,
+        preexec_fn=reset_signals,
     )
     atexit.register(process.communicate)  # which closes its input: that ends it
     return process, threading.Lock()
 
 
-class Forked:
+class ForkedProcess:
     """A process that was forked to run a program, in files; what tests ask of a Popen it has too."""
 
     def __init__(self, program: str, line: Sequence[str], sinks: Sequence[str], **how: Any) -> None:
@@ -277,7 +283,7 @@ class Forked:
 
     def ask(self, **order: Any) -> Any:
         """Send an order to the process that forks, and return its answer."""
-        process, speaking = forker()
+        process, speaking = fork_server()
         with speaking:
             process.stdin.write(f"{json.dumps(order)}\n")
             process.stdin.flush()
@@ -310,14 +316,14 @@ class Forked:
 
 def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the service to its end."""
-    line = [*program, *placed(arguments)]
+    line = [*program, *with_databases(arguments)]
     env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
-    if not (text := forkable(line, env)):
+    if not (text := program_to_fork(line, env)):
         return subprocess.run(
-            line, cwd=HOUSE, capture_output=True, text=True, env=environment(**env), timeout=PATIENCE, check=False
+            line, cwd=CORE_FOLDER, capture_output=True, text=True, env=environment(**env), timeout=PATIENCE, check=False
         )
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-        process = Forked(text, line, (out.name, err.name), cwd=str(HOUSE), env=environment(**env))
+        process = ForkedProcess(text, line, (out.name, err.name), cwd=str(CORE_FOLDER), env=environment(**env))
         try:
             return subprocess.CompletedProcess(line, process.wait(), out.read(), err.read())
         finally:
@@ -326,7 +332,7 @@ def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> su
 
 def invoke(*arguments: str) -> click.testing.Result:
     """Run a command of the service in this process. An exception that it did not catch fails the test."""
-    return click.testing.CliRunner().invoke(findings_service.main, placed(arguments), catch_exceptions=False)
+    return click.testing.CliRunner().invoke(findings_service.main, with_databases(arguments), catch_exceptions=False)
 
 
 def program_with(**constants: Any) -> tuple[str, ...]:
@@ -335,19 +341,19 @@ def program_with(**constants: Any) -> tuple[str, ...]:
     owners = {name: next(each.__name__ for each in modules if hasattr(each, name)) for name in constants}
     imports = ", ".join(sorted({*owners.values()} - {"findings_service"}))
     changes = "; ".join(f"{owners[name]}.{name} = {value}" for name, value in constants.items())
-    return (sys.executable, "-c", f"{IMPORTING}{', ' * bool(imports)}{imports}; {changes}; findings_service.main()")
+    return (sys.executable, "-c", f"{IMPORT_CORE}{', ' * bool(imports)}{imports}; {changes}; findings_service.main()")
 
 
 STARTED = r"curl .*\n|shown this once: .*\n"  # at a first start
 
 
-def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = HOUSE, **env: str) -> Server:
+def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = CORE_FOLDER, **env: str) -> Server:
     """Start a server and return when it has said what `until` matches."""
-    line, log = placed(line, cwd), db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
+    line, log = with_databases(line, cwd), db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
     env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
     with log.open("wb") as sink:
-        if program := forkable(line, env):
-            process: Any = Forked(program, line, (str(log), str(log)), cwd=str(cwd), env=environment(**env))
+        if program := program_to_fork(line, env):
+            process: Any = ForkedProcess(program, line, (str(log), str(log)), cwd=str(cwd), env=environment(**env))
         else:
             process = subprocess.Popen(line, stderr=sink, stdout=sink, cwd=cwd, env=environment(**env))
     deadline = time.monotonic() + PATIENCE

@@ -17,7 +17,7 @@ from tests.engines import db_at
 
 TYPES = ("web", "cli", "docs")
 TARGETS = (None, "https://example.com/", "https://example.com/shop?q=a,b")
-LINES = (None, None, "a", "b,c")
+BRANCHES = (None, None, "a", "b,c")
 RULES = ("S101", "a,b", "E9 branches")
 PLACES = (
     *("src", "src/app.py", "src/app.py:42", "src/app.py:42:7", "srcs/a", "https://h:80", "https://h:80/a:1"),
@@ -135,7 +135,7 @@ def random_task(dice: random.Random) -> dict[str, Any]:
     return fields
 
 
-def surveyed(app: flask.Flask, seed: int) -> Survey:
+def random_survey(app: flask.Flask, seed: int) -> Survey:
     """Fill a service at random, and recount by reading every run and task by its id."""
     dice, client, reported = random.Random(seed), client_of(app), {}
     stranger = client_of(app, client="stranger")
@@ -143,7 +143,7 @@ def surveyed(app: flask.Flask, seed: int) -> Survey:
         for name in TYPES:
             owner.register(name)
         for number in range(rounds):
-            fields = {"targetUrl": TARGETS[number // 3 % 3], "branch": dice.choice(LINES)}
+            fields = {"targetUrl": TARGETS[number // 3 % 3], "branch": dice.choice(BRANCHES)}
             run = owner.start(TYPES[number % 3] if number < 9 else dice.choice(TYPES), **fields)
             done = [owner.submit(run, *[random_task(dice) for _ in range(7)]) for _ in range(2)]
             ids = {item["id"] for batch in done for item in batch["tasks"]}
@@ -161,5 +161,5 @@ def surveyed(app: flask.Flask, seed: int) -> Survey:
 @pytest.fixture(scope="module")
 def survey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survey]:
     app = create_app(Settings(db=db_at(tmp_path_factory.mktemp("survey") / "findings.db", ready=True)))
-    yield surveyed(app, seed=1)
+    yield random_survey(app, seed=1)
     database_of(app).close()

@@ -10,7 +10,7 @@ import flask
 import pytest
 
 from tests.clients import API, KEY, TIME, client_of, patch_core, task, users_of
-from tests.servers import Server, await_
+from tests.servers import Server, wait_until
 
 LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "user", "runId"]
 
@@ -33,7 +33,7 @@ def use_for_a_log(server: Server) -> str:
 def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_LOG="json")
     run = use_for_a_log(server)
-    lines = [json.loads(line) for line in server.heard().splitlines()][-8:]
+    lines = [json.loads(line) for line in server.log_text().splitlines()][-8:]
     assert all(list(line) == LOGGED_FIELDS for line in lines)
     named = ("method", "route", "status", "client", "key", "runId")
     assert [tuple(line[name] for name in named) for line in lines] == [
@@ -55,8 +55,8 @@ def test_all_lines_of_serve_are_json_if_the_log_is(serve: Callable[..., Server])
     server = serve("--host", "0.0.0.0", FINDINGS_LOG="json")
     server.db.rename(server.db.with_name("moved.db"))
     assert server.request("GET", f"{API}/tasks").status_code == 503
-    await_(lambda: "every request is refused" in server.heard())
-    lines = [json.loads(line) for line in server.heard().splitlines()]
+    wait_until(lambda: "every request is refused" in server.log_text())
+    lines = [json.loads(line) for line in server.log_text().splitlines()]
     said = [line["message"] for line in lines if "message" in line]
     assert [message.partition(" ")[0] for message in said] == ["Warning:", "This", repr(str(server.db))]
     assert [KEY.findall(message) for message in said] == [[], [server.key], []]
@@ -66,13 +66,13 @@ def test_all_lines_of_serve_are_json_if_the_log_is(serve: Callable[..., Server])
 def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_LOG="text")
     use_for_a_log(server)
-    said = server.heard()
+    said = server.log_text()
     shape = rf"{TIME.pattern} GET {API}/tasks 200 [\d.]+ \d+ default first - -"
     assert any(re.fullmatch(shape, line) for line in said.splitlines()), said
     assert not any(word in said.replace(server.key, "") for word in ("secret", "forged"))
     quiet = serve(FINDINGS_DB=str(server.db.with_name("quiet.db")))
     use_for_a_log(quiet)
-    assert quiet.heard() == quiet.said
+    assert quiet.log_text() == quiet.startup_output
 
 
 def test_a_text_log_quotes_what_is_no_word_and_stops_nothing_where_nobody_hears(

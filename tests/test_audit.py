@@ -15,7 +15,7 @@ import pytest
 import findings_service
 from findings_features import audit, migrations
 from tests.clients import API, Client, cases, client_with, database_of, reader_of, task
-from tests.engines import ON_POSTGRES, look_into
+from tests.engines import ON_POSTGRES, open_database
 from tests.files import damage_index
 from tests.servers import Server, invoke
 
@@ -84,15 +84,15 @@ PLANTED = cases(
 
 
 @pytest.mark.parametrize(("fault", "told"), [*PLANTED_IN_A_FILE, *PLANTED])
-def test_check_tells_each_fault_and_fails(aged: Path, fault: Any, told: str) -> None:
-    assert invoke("check", "--db", str(aged)).exit_code == 0
-    with look_into(aged) as connection:
+def test_check_tells_each_fault_and_fails(filled: Path, fault: Any, told: str) -> None:
+    assert invoke("check", "--db", str(filled)).exit_code == 0
+    with open_database(filled) as connection:
         if callable(fault):
             fault(connection)
         else:
             connection.execute(UNCHECKED)
             connection.execute(fault)
-    done = invoke("check", "--db", str(aged))
+    done = invoke("check", "--db", str(filled))
     assert done.exit_code == 1
     assert told in done.output
     assert done.stderr.startswith("Error: ")
@@ -105,17 +105,17 @@ def test_an_audit_looks_up_each_row_without_reading_all_that_a_client_has(app: f
     assert [step for step in steps if step.endswith("(client_id=?)")] == []
 
 
-def test_check_tells_of_a_sound_database_and_its_versions(app: flask.Flask, aged: Path) -> None:
-    done = invoke("check", "--db", str(aged))
+def test_check_tells_of_a_sound_database_and_its_versions(app: flask.Flask, filled: Path) -> None:
+    done = invoke("check", "--db", str(filled))
     assert (done.exit_code, done.stdout, "is sound" in done.stderr) == (0, "", True)
     engine = " ".join(database_of(app).engine)
     assert f"schema version {findings_service.SCHEMA_VERSION}, {engine}" in done.stderr
 
 
 @pytest.mark.sqlite
-def test_check_of_a_file_damaged_beyond_reading_is_one_line(aged: Path) -> None:
-    aged.write_bytes(aged.read_bytes()[:8192].ljust(aged.stat().st_size, b"\xff"))
-    done = invoke("check", "--db", str(aged))
+def test_check_of_a_file_damaged_beyond_reading_is_one_line(filled: Path) -> None:
+    filled.write_bytes(filled.read_bytes()[:8192].ljust(filled.stat().st_size, b"\xff"))
+    done = invoke("check", "--db", str(filled))
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
 
 

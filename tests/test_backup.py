@@ -27,9 +27,9 @@ import findings_service
 from findings_features import backup
 from tests.clients import API, Client, cases, task
 from tests.documents import HERE
-from tests.engines import faults_of, locked, look_into, placed
-from tests.files import UNUSABLE, content_of, damage_index, database_of_version, files_in, others_database
-from tests.servers import IMPORTING, PROGRAM, Server, await_, command, environment, invoke, start_process
+from tests.engines import integrity_errors_of, locked, open_database, with_databases
+from tests.files import UNUSABLE, damage_index, database_of_version, files_in, foreign_database, stored_rows
+from tests.servers import IMPORT_CORE, PROGRAM, Server, command, environment, invoke, start_process, wait_until
 
 pytestmark = pytest.mark.sqlite
 COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")
@@ -93,42 +93,42 @@ def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tm
     for _ in range(4):
         server.request("POST", path, {"tasks": [task(description="x" * 60_000)] * 25})
     with written_to(server, path, {"tasks": [task()] * 7}, writers=3) as statuses:
-        await_(lambda: statuses)
+        wait_until(lambda: statuses)
         before = server.request("GET", f"{API}/tasks?limit=1").json["total"]
         backed_up = command("backup", str(copy), "--db", str(server.db))
     after = server.request("GET", f"{API}/tasks?limit=1").json["total"]
     assert (backed_up.returncode, "verified" in backed_up.stderr) == (0, True)
-    with look_into(copy) as connection:
+    with open_database(copy) as connection:
         (held,) = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()
     assert 100 < before <= held < after == 100 + 7 * statuses.count(201)
     assert (held - 100) % 7 == 0
-    assert faults_of(copy) == []
+    assert integrity_errors_of(copy) == []
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_damaged_database_gives_no_backup(aged: Path, tmp_path: Path) -> None:
-    with look_into(aged) as connection:
+def test_a_damaged_database_gives_no_backup(filled: Path, tmp_path: Path) -> None:
+    with open_database(filled) as connection:
         damage_index(connection, "tasks_by_status")
-    assert "damaged" in refused("backup", aged, str(tmp_path / "copy.db"))
+    assert "damaged" in refused("backup", filled, str(tmp_path / "copy.db"))
     assert [path.name for path in tmp_path.glob("copy.db*")] == []
 
 
 @pytest.mark.parametrize("suffix", ["-shm", "-wal", "-checkpointer", ""])
-def test_a_backup_takes_no_place_of_what_belongs_to_the_database(aged: Path, suffix: str) -> None:
-    assert "belongs to" in refused("backup --replace", aged, f"{aged}{suffix}")
+def test_a_backup_takes_no_place_of_what_belongs_to_the_database(filled: Path, suffix: str) -> None:
+    assert "belongs to" in refused("backup --replace", filled, f"{filled}{suffix}")
 
 
-def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: Path) -> None:
+def test_a_backup_replaces_an_older_one_only_when_told_to(filled: Path, tmp_path: Path) -> None:
     copy, empty = tmp_path / "new" / "folder" / "copy.db", tmp_path / "empty.db"
     empty.touch(0o644)
-    back_up(aged, copy)
+    back_up(filled, copy)
     assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
     before = copy.stat()
-    refused("backup", aged, str(copy))
+    refused("backup", filled, str(copy))
     assert copy.stat() == before
     for each in (copy, empty):
-        back_up(aged, each, "--replace")
-        assert content_of(each) == content_of(aged)
+        back_up(filled, each, "--replace")
+        assert stored_rows(each) == stored_rows(filled)
         assert stat.S_IMODE(each.stat().st_mode) == 0o600
     assert copy.stat().st_ino != before.st_ino
 
@@ -140,53 +140,54 @@ def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: 
         device=lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3)),
         link=lambda path: path.symlink_to("/dev/null"),
         text=lambda path: path.write_text("Theirs."),
-        database=others_database,
+        database=foreign_database,
     ),
 )
-def test_a_backup_replaces_nothing_but_what_a_backup_may_be(aged: Path, tmp_path: Path, make: Any) -> None:
+def test_a_backup_replaces_nothing_but_what_a_backup_may_be(filled: Path, tmp_path: Path, make: Any) -> None:
     copy = tmp_path / "theirs"
     try:
         make(copy)
     except PermissionError:
         pytest.skip("only root makes devices")
     before = copy.lstat()
-    assert "was left as it is" in refused("backup --replace", aged, str(copy))
+    assert "was left as it is" in refused("backup --replace", filled, str(copy))
     assert (copy.lstat()[:7], copy.lstat().st_mtime_ns) == (before[:7], before.st_mtime_ns)  # it may have been read
     assert list(tmp_path.glob("*.partial")) == []
 
 
 def test_a_backup_is_on_the_disk_before_it_is_told_of(
-    aged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = list[str]()
     monkeypatch.setattr(backup, "flush", synced.append)
-    back_up(aged, tmp_path / "copy.db")
+    back_up(filled, tmp_path / "copy.db")
     assert synced[0].endswith(".partial")
     assert synced[1:] == [str(tmp_path)]
 
 
-def test_a_backup_takes_no_place_beside_what_a_crash_left(aged: Path, tmp_path: Path) -> None:
+def test_a_backup_takes_no_place_beside_what_a_crash_left(filled: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    back_up(aged, copy)
+    back_up(filled, copy)
     (tmp_path / "copy.db-wal").write_bytes(b"acknowledged")
     before = {path: path.read_bytes() for path in tmp_path.glob("copy.db*")}
-    assert "findings-service check" in refused("backup --replace", aged, str(copy))
+    assert "findings-service check" in refused("backup --replace", filled, str(copy))
     assert {path: path.read_bytes() for path in tmp_path.glob("copy.db*")} == before
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
-def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path, how: signal.Signals) -> None:
+def test_a_backup_that_is_told_to_stop_leaves_nothing(filled: Path, tmp_path: Path, how: signal.Signals) -> None:
     # Not one long sleep: a signal that arrives just before it would be looked at when it ends.
     slow = "lambda _: [print('begun', flush=True), *(time.sleep(0.05) for _ in range(1200))] and ()"
-    program = f"{IMPORTING} as core, time; core.SQLiteConnection.integrity_errors = {slow}; core.main()"
-    line = [sys.executable, "-c", program, "backup", str(tmp_path / "copy.db"), "--db", str(aged)]
+    program = f"{IMPORT_CORE} as core, time; core.SQLiteConnection.integrity_errors = {slow}; core.main()"
+    line = [sys.executable, "-c", program, "backup", str(tmp_path / "copy.db"), "--db", str(filled)]
     backing_up = start_process(line, tmp_path / "slow", "begun")
     assert len(list(tmp_path.glob("copy.db*.partial"))) == 1
     assert backing_up.stop(how) == 1
     assert list(tmp_path.glob("copy.db*")) == []
 
 
-TWICE = f"""{IMPORTING}, os, signal, time
+TWICE = f"""{IMPORT_CORE}, os, signal, time
 from findings_features import backup
 with backup.interruptible():
     try:
@@ -199,26 +200,27 @@ with backup.interruptible():
 """
 
 
+@pytest.mark.signals
 def test_a_second_signal_does_not_end_what_undoes_what_was_begun() -> None:
     done = command(program=(sys.executable, "-c", TWICE))
     assert (done.stdout, done.stderr.splitlines()[-1]) == ("undone\n", "KeyboardInterrupt")
 
 
-def test_a_backup_replaces_no_database_that_another_process_has_open(aged: Path, server: Server) -> None:
+def test_a_backup_replaces_no_database_that_another_process_has_open(filled: Path, server: Server) -> None:
     run = server.start_run()
-    assert f"{server.db} is open in another process" in refused("backup --replace", aged, str(server.db))
+    assert f"{server.db} is open in another process" in refused("backup --replace", filled, str(server.db))
     assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
-    assert not list(aged.parent.glob("*.partial*"))
+    assert not list(filled.parent.glob("*.partial*"))
     server.stop()
-    back_up(aged, server.db, "--replace")
-    assert content_of(server.db) == content_of(aged)
+    back_up(filled, server.db, "--replace")
+    assert stored_rows(server.db) == stored_rows(filled)
 
 
 def heard_on_a_terminal(*arguments: str) -> str:
     """Run a command whose standard error is a terminal, and return what shows there."""
     ours, theirs = pty.openpty()
     heard = b""
-    line = [*PROGRAM, *placed(arguments)]
+    line = [*PROGRAM, *with_databases(arguments)]
     with subprocess.Popen(line, cwd=HERE, stdout=subprocess.DEVNULL, stderr=theirs, env=environment()) as process:
         os.close(theirs)
         with suppress(OSError):  # Linux says so when the other end is closed
@@ -244,10 +246,10 @@ def test_a_backup_shows_its_progress_on_a_terminal_only(client: Client, run: str
 @pytest.mark.parametrize("version", [7, 99])
 def test_a_backup_of_another_version_is_a_copy_of_it(tmp_path: Path, version: int) -> None:
     database_of_version(version, tmp_path / "x.db")
-    before = content_of(tmp_path / "x.db")
+    before = stored_rows(tmp_path / "x.db")
     told = back_up(tmp_path / "x.db", tmp_path / "copy.db")
     assert len(told.splitlines()) == 1
-    assert content_of(tmp_path / "copy.db") == content_of(tmp_path / "x.db") == before
+    assert stored_rows(tmp_path / "copy.db") == stored_rows(tmp_path / "x.db") == before
 
 
 def test_what_the_system_does_not_allow_is_one_line_also_without_a_file() -> None:
@@ -262,7 +264,7 @@ def fill_and_prune(server: Server) -> int:
     for _ in range(5):
         server.request("POST", f"{API}/runs/{old}/tasks", {"tasks": [task(description="x" * 60_000)] * 5})
     server.request("PATCH", f"{API}/runs/{old}", {"status": "failed"})
-    with look_into(server.db) as connection:
+    with open_database(server.db) as connection:
         connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'failed'")
     assert "compact" in invoke("prune", "--finished-before", "90d", "--db", str(server.db)).stderr
     with closing(sqlite3.connect(server.db)) as connection:
@@ -279,7 +281,7 @@ def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callabl
     assert done.exit_code == 0
     assert f"{before:,} bytes before, {after:,} now. It is sound." in done.stderr
     assert after < 300_000 < 1_000_000 < before
-    with look_into(server.db) as connection:
+    with open_database(server.db) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("SELECT title FROM tasks").fetchall() == [("Kept",)]
 
@@ -290,23 +292,23 @@ def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) 
     with written_to(server, path, task(), writers=2) as statuses:
         compacted = command("compact", "--db", str(server.db))
     assert compacted.returncode == 0, compacted.stderr
-    await_(lambda: server.db.stat().st_size < before)  # with the server's next turn
+    wait_until(lambda: server.db.stat().st_size < before)  # with the server's next turn
     assert {*statuses} == {201}
     assert server.request("GET", f"{API}/tasks").json["total"] == 1 + len(statuses)
-    assert faults_of(server.db) == []
+    assert integrity_errors_of(server.db) == []
 
 
-def test_compact_waits_for_a_writer(aged: Path) -> None:
+def test_compact_waits_for_a_writer(filled: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with locked(aged):
-            compacting = pool.submit(invoke, "compact", "--db", str(aged))
+        with locked(filled):
+            compacting = pool.submit(invoke, "compact", "--db", str(filled))
             time.sleep(0.5)
             assert not compacting.done()
         assert compacting.result().exit_code == 0
 
 
-def test_compact_audits_what_it_made(aged: Path) -> None:
-    with look_into(aged) as connection:
+def test_compact_audits_what_it_made(filled: Path) -> None:
+    with open_database(filled) as connection:
         connection.execute("UPDATE counters SET n = n + 1")
-    done = invoke("compact", "--db", str(aged))
+    done = invoke("compact", "--db", str(filled))
     assert (done.exit_code, "counter: " in done.stdout) == (1, True)

@@ -37,9 +37,9 @@ from findings_client import Client, Local
 from findings_features.exports import ExportQuery
 from tests.clients import API, cases, patch_core
 from tests.documents import HERE
-from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
-from tests.files import others_database
-from tests.servers import PATIENCE, PROGRAM, Server, environment, heed_signals
+from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, with_databases
+from tests.files import foreign_database
+from tests.servers import PATIENCE, PROGRAM, Server, environment, reset_signals
 
 __all__ = ["away", "fake", "tune"]
 
@@ -71,8 +71,8 @@ class Job:
     def line(self, *words: str, **env: str) -> tuple[list[str], dict[str, Any]]:
         """Return how to start a command in a process of its own."""
         surroundings = environment(PYTHONPATH=str(HERE), **self.settings(env))
-        options = {"cwd": self.folder, "env": surroundings, "encoding": "utf-8", "preexec_fn": heed_signals}
-        return [*PROGRAM, *placed(words, self.folder)], options
+        options = {"cwd": self.folder, "env": surroundings, "encoding": "utf-8", "preexec_fn": reset_signals}
+        return [*PROGRAM, *with_databases(words, self.folder)], options
 
     @property
     def db(self) -> Path:
@@ -89,7 +89,7 @@ class Job:
         surroundings = mock.patch.dict(os.environ, environment(**self.settings(env)), clear=True)
         with chdir(self.folder), surroundings, redirect_stdout(out), redirect_stderr(err):
             try:
-                findings_service.main(placed(words, self.folder), prog_name="findings-service")
+                findings_service.main(with_databases(words, self.folder), prog_name="findings-service")
             except SystemExit as end:
                 code = end.code
         told = [each.flush() or each.buffer.getvalue().decode().replace("\r\n", "\n") for each in (out, err)]
@@ -868,7 +868,7 @@ def test_neither_a_locked_database_nor_a_bug_is_a_verdict(job: Job, monkeypatch:
 
 @pytest.mark.sqlite
 def test_a_database_that_cannot_be_used_is_told_in_a_line(job: Job) -> None:
-    others_database(job.folder / "findings.db")
+    foreign_database(job.folder / "findings.db")
     assert_one_line(job.scan(job.write("a.sarif")), 3, "findings.db")
     assert_one_line(job.scan("a.sarif", "--db", "no/folder/findings.db"), 3, "no/folder")
 
@@ -877,7 +877,7 @@ def test_a_database_that_cannot_be_used_is_told_in_a_line(job: Job) -> None:
 
 
 def test_a_service_at_a_url_gets_the_same(job: Job, server: Server) -> None:
-    env = server.access | {"FINDINGS_KEY": f"{server.key}\n"}
+    env = server.variables | {"FINDINGS_KEY": f"{server.key}\n"}
     job.write("a.sarif", result())
     job.scan("a.sarif", "--target", TARGET, code=1, **env)
     job.scan("a.sarif", "--target", TARGET, code=0, **env)
@@ -931,6 +931,7 @@ def test_a_weak_key_or_a_service_that_is_away_ends_with_3(job: Job, server: Serv
     assert_one_line(done, 3, f"no answer from {away.url}", "Connection refused")
 
 
+@pytest.mark.signals
 def test_a_scan_that_is_stopped_leaves_its_run_failed(job: Job, fake: Callable[..., Fake], server: Server) -> None:
     for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         between, submitting, go_on = fake(server), threading.Event(), threading.Event()
@@ -1269,9 +1270,9 @@ def test_pages_are_one_document(job: Job, limit: int | None) -> None:
 @pytest.mark.usefixtures("short_pages")
 def test_an_export_from_a_url_is_the_same(job: Job, server: Server) -> None:
     findings = (result(f"finding {number}") for number in range(20))
-    job.scan(job.write("a.sarif", *findings), code=1, **server.access)
+    job.scan(job.write("a.sarif", *findings), code=1, **server.variables)
     for form in ("json", "csv", "sarif"):
-        there = job.run("export", "--format", form, **server.access)
+        there = job.run("export", "--format", form, **server.variables)
         here = job.run("export", "--format", form, "--db", str(server.db))
         assert (there.returncode, there.stdout) == (0, here.stdout)
 

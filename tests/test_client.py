@@ -39,8 +39,8 @@ from findings_client import (
     stoppable,
 )
 from tests.clients import cases, task
-from tests.engines import busy_error, db_at, faults_of, name_of
-from tests.servers import LISTENING, PATIENCE, PROGRAM, Server, StandIn, standing_in, start_process
+from tests.engines import busy_error, db_at, integrity_errors_of, name_of
+from tests.servers import LISTENING, PATIENCE, PROGRAM, Server, StubHandler, running_stub, start_process
 
 Reply = tuple[int, dict[str, str], bytes]
 GAVE_UP = 504  # what a gateway answers though the work may be done
@@ -54,10 +54,10 @@ class Fake:
         self.replies: list[Reply | None] = []
         self.before: dict[str, Callable[[], Any]] = {}  # what is done before a path that ends so is asked for
         self.loses_first = False  # whether the first answer to each request is lost
-        self.heard: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.log_text: list[tuple[str, str, dict[str, str], bytes]] = []
         fake = self
 
-        class Handler(StandIn):
+        class Handler(StubHandler):
             def answer(self) -> None:
                 fake.answer(self, self.body())
 
@@ -66,16 +66,16 @@ class Fake:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{server.server_port}"
         self.running = ExitStack()
-        self.running.enter_context(standing_in(server))
+        self.running.enter_context(running_stub(server))
 
-    def answer(self, handler: StandIn, body: bytes) -> None:
+    def answer(self, handler: StubHandler, body: bytes) -> None:
         """Answer a request, or lose the answer once the work was done."""
-        self.heard.append((handler.command, handler.path, dict(handler.headers.items()), body))
+        self.log_text.append((handler.command, handler.path, dict(handler.headers.items()), body))
         for end in self.before:
             if handler.path.endswith(end):
                 self.before[end]()
         reply = self.replies.pop(0) if self.replies else self.pass_on(handler, body)
-        again = self.heard.count(self.heard[-1]) > 1
+        again = self.log_text.count(self.log_text[-1]) > 1
         if reply is None or reply[0] == GAVE_UP:
             self.pass_on(handler, body)
         if reply is None or (self.loses_first and not again):
@@ -83,7 +83,7 @@ class Fake:
         else:
             handler.reply(reply[0], reply[2], **reply[1])
 
-    def pass_on(self, handler: StandIn, body: bytes) -> Reply:
+    def pass_on(self, handler: StubHandler, body: bytes) -> Reply:
         """Return what the server behind this one answers."""
         if self.behind is None:
             return 200, {"Content-Type": "application/json"}, b"{}"
@@ -163,7 +163,7 @@ def test_what_may_pass_is_tried_again_under_the_same_key_and_not_before_it_is_as
 ) -> None:
     away.replies = [(status, {}, b""), (status, {"Retry-After": "7"}, b""), (status, {"Retry-After": "86400"}, b"")]
     service_at(away.url).request("POST", "runs", {"projectType": "web"})
-    keys = [heard[2]["Idempotency-Key"] for heard in away.heard]
+    keys = [heard[2]["Idempotency-Key"] for heard in away.log_text]
     assert (len(keys), len(set(keys)), waits) == (4, 1, [7, 30])
 
 
@@ -171,7 +171,7 @@ def test_what_would_do_something_twice_has_a_key_of_its_own_and_nothing_else(awa
     service = service_at(away.url)
     for method, body in (("POST", None), ("POST", None), ("PATCH", {"comment": "x"}), ("PATCH", {}), ("GET", None)):
         service.request(method, "runs", body)
-    keys = [heard[2].get("Idempotency-Key") for heard in away.heard]
+    keys = [heard[2].get("Idempotency-Key") for heard in away.log_text]
     assert len(set(keys[:3]) - {None}) == 3
     assert keys[3:] == [None, None]
 
@@ -192,7 +192,7 @@ def test_a_service_that_stays_busy_is_told_in_its_own_words(away: Fake, tune: Tu
     away.replies = [(503, {}, json.dumps(told).encode())] * 20
     with pytest.raises(Refused, match="The database is locked") as caught:
         service_at(away.url).request("GET", "tasks")
-    assert (caught.value.status, len(away.heard)) == (503, 2)
+    assert (caught.value.status, len(away.log_text)) == (503, 2)
 
 
 def test_a_large_body_has_time_in_proportion(away: Fake, tune: Tune) -> None:
@@ -215,7 +215,7 @@ def test_what_is_no_service_is_told_so(away: Fake, reply: Reply, error: type[Exc
     away.replies = [reply]
     with pytest.raises(error, match=said):
         service_at(away.url).request("GET", "tasks").read(dict)
-    assert len(away.heard) == 1
+    assert len(away.log_text) == 1
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "/findings", "/api", "/a/b/", "/api/v1", "/api/v1/"])
@@ -225,7 +225,7 @@ def test_a_service_may_be_below_a_prefix_and_its_url_may_end_with_the_path_of_th
     service.request("GET", "tasks?limit=1")
     service.request("GET", f"{prefixed}?after=x")  # a link of its own
     service.request("GET", "/api/v1/tasks?after=x")  # of one that does not know of the prefix
-    assert [heard[1] for heard in away.heard] == [f"{prefixed}?limit=1", *[f"{prefixed}?after=x"] * 2]
+    assert [heard[1] for heard in away.log_text] == [f"{prefixed}?limit=1", *[f"{prefixed}?after=x"] * 2]
 
 
 def test_a_body_that_is_too_large_is_told_so_before_all_of_it_is_sent(serve: Callable[..., Server]) -> None:
@@ -252,8 +252,8 @@ def test_the_environments_proxy_is_used_unless_it_says_not_to(
     tune(PATIENCE=0.0)
     with nullcontext() if url.startswith("http:") and asked else pytest.raises(Unavailable):
         service_at(url).request("GET", "tasks")
-    assert [heard[:2] for heard in away.heard] == ([asked] if asked else [])
-    for _, _, heads, _ in away.heard:
+    assert [heard[:2] for heard in away.log_text] == ([asked] if asked else [])
+    for _, _, heads, _ in away.log_text:
         assert {name.lower(): value for name, value in heads.items()}["proxy-authorization"] == "Basic bWU6cGFzcyB3b3Jk"
         assert ("Authorization" in heads) == url.startswith("http:")
 
@@ -363,13 +363,13 @@ def between(fake: Callable[..., Fake], there: Server) -> Fake:
 def remote(between: Fake, there: Server) -> Agent:
     """An agent that speaks to the service by that server."""
     agent = Agent(between.url, there.key)
-    between.heard.clear()
+    between.log_text.clear()
     return agent
 
 
 def batches(between: Fake) -> list[int]:
     """Return how many findings went out in each request."""
-    return [len(json.loads(body)["tasks"]) for _, path, _, body in between.heard if path.endswith("/tasks")]
+    return [len(json.loads(body)["tasks"]) for _, path, _, body in between.log_text if path.endswith("/tasks")]
 
 
 def test_a_run_is_completed_with_its_block(agent: Agent) -> None:
@@ -557,6 +557,7 @@ def interrupting() -> Callable[[], object]:
     return lambda: left and os.kill(os.getpid(), left.pop())
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("moment", ["/runs", "/tasks"])
 def test_what_an_interrupt_breaks_off_is_done_once(remote: Agent, between: Fake, moment: str) -> None:
     between.before[moment] = interrupting()
@@ -564,9 +565,10 @@ def test_what_an_interrupt_breaks_off_is_done_once(remote: Agent, between: Fake,
         report_one(remote)
     assert remote.runs() == [("failed", "stopped by SIGTERM")]
     assert remote.titles() == (["A finding"] if moment == "/tasks" else [])
-    assert [method for method, *_ in between.heard].count("PATCH") == 1
+    assert [method for method, *_ in between.log_text].count("PATCH") == 1
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("moment", ["/runs", "/tasks"])
 def test_what_an_interrupt_finds_under_way_in_a_database_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -588,7 +590,7 @@ def test_what_an_interrupt_finds_under_way_in_a_database_is_whole(
             report_one(agent)
         assert agent.runs() == [("failed", "stopped by SIGTERM")]
     assert under_way == []
-    assert faults_of(tmp_path / "findings.db") == []
+    assert integrity_errors_of(tmp_path / "findings.db") == []
 
 
 def test_a_run_that_started_before_a_gateway_gave_up_is_failed(remote: Agent, between: Fake) -> None:
@@ -599,6 +601,7 @@ def test_a_run_that_started_before_a_gateway_gave_up_is_failed(remote: Agent, be
     assert [status for status, _ in remote.runs()] == ["failed"]
 
 
+@pytest.mark.signals
 def test_signals_that_were_ignored_before_still_are(agent: Agent) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -609,6 +612,7 @@ def test_signals_that_were_ignored_before_still_are(agent: Agent) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.signals
 def test_a_second_signal_does_not_disturb_the_end_of_a_run(remote: Agent, between: Fake) -> None:
     with stoppable(), remote.failing(Stopped) as run:
         between.before[run.id] = lambda: os.kill(os.getpid(), signal.SIGINT)

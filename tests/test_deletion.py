@@ -22,12 +22,23 @@ import findings_service
 from findings_adapters.serving import commits
 from findings_features import deletion
 from findings_service import DatabaseUnusable
-from tests.clients import API, TESTER, Client, assert_problem, cases, client_of, database_of, patch_core, rows_of, task
-from tests.engines import ON_POSTGRES, faults_of, held_in, look_into
-from tests.files import content_of, files_in
+from tests.clients import (
+    API,
+    PRINCIPAL,
+    Client,
+    assert_problem,
+    cases,
+    client_of,
+    database_of,
+    patch_core,
+    rows_of,
+    task,
+)
+from tests.engines import ON_POSTGRES, integrity_errors_of, open_database, stored_bytes
+from tests.files import files_in, stored_rows
 from tests.hostile import slowness
-from tests.scenarios import finish_ago, finished, gate, post, prune, secret, start_on, totals, work_of
-from tests.servers import LISTENING, PATIENCE, SECRET, Server, await_, command, invoke, program_with
+from tests.scenarios import completed_run, count_all, finish_ago, gate, post, prune, secret, sqlite_steps, start_on
+from tests.servers import LISTENING, PATIENCE, SECRET, Server, command, invoke, program_with, wait_until
 
 
 @pytest.fixture
@@ -36,7 +47,7 @@ def client(app: flask.Flask, db: Path) -> Iterator[Client]:
     made = client_of(app)
     made.register("web")
     yield made
-    assert faults_of(db) == []
+    assert integrity_errors_of(db) == []
 
 
 @pytest.fixture
@@ -68,22 +79,22 @@ def test_a_branch_knows_what_another_run_of_it_reports(client: Client) -> None:
 def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, client: Client, db: Path) -> None:
     stranger = client_of(app, client="other")
     stranger.register("web")
-    theirs = finished(stranger, None, a="high", e="low")
+    theirs = completed_run(stranger, None, a="high", e="low")
     old, older, young, running = (client.start(targetUrl="https://example.com/") for _ in range(4))
     for run, names in ((old, "abx"), (older, "bcx"), (young, "cd"), (running, "ad")):
         client.submit(run, *[task(externalId=name) for name in names], task())
     client.triage(client.read("tasks", externalId="x")["tasks"][0]["id"], "dismissed")
     for run in (old, older, young):
         client.finish(run)
-    finish_ago(app, 91, old, older, theirs, finished(stranger, None))
+    finish_ago(app, 91, old, older, theirs, completed_run(stranger, None))
     finish_ago(app, 89, young)
-    before = content_of(db)
+    before = stored_rows(db)
     assert prune(db, "--dry-run") == [3, 6]
-    assert content_of(db) == before
+    assert stored_rows(db) == before
     assert prune(db) == [3, 6]
     left = client.read("tasks")
     assert sorted(each["externalId"] or "" for each in left["tasks"]) == ["", "", "a", "c", "d"]
-    assert (left["total"], client.read(f"runs/{young}")["summary"]["total"], totals(stranger)) == (5, 3, [1, 0, 1])
+    assert (left["total"], client.read(f"runs/{young}")["summary"]["total"], count_all(stranger)) == (5, 3, [1, 0, 1])
     assert {each["id"] for each in client.read("runs")["runs"]} == {young, running}
     assert prune(db) == [0, 0]
     assert client.submit(running, task(externalId="b"))["created"] == 1
@@ -95,11 +106,11 @@ def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Clie
     for old in (first, second, third, run):
         client.finish(old)
         finish_ago(app, 91, old)
-        finished(client, None)
+        completed_run(client, None)
         prune(db)
         left = [] if old == run else [("a", 1), ("b", 1)]
         assert rows_of(app, "SELECT name, reported FROM branches ORDER BY name") == left
-        assert faults_of(db) == []
+        assert integrity_errors_of(db) == []
     assert client.read("tasks", branch="a")["total"] == 0
 
 
@@ -112,7 +123,7 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     while not gone:
         tasks, gone = prune_slice(app, key, 2)
         removed.append(tasks)
-        assert faults_of(db) == []
+        assert integrity_errors_of(db) == []
         assert client.read("tasks")["total"] == 6 - sum(removed)
     assert removed == [1, 1, 1]
     assert [each["id"] for each in client.read("runs")["runs"]] == [shared]
@@ -141,7 +152,7 @@ def test_two_prunes_go_beside_a_server_that_is_writing(server: Server) -> None:
         server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=run), task(externalId="all")]})
         server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
     path = f"{API}/runs/{server.start_run()}/tasks"
-    with look_into(server.db) as connection:
+    with open_database(server.db) as connection:
         connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
     with ThreadPoolExecutor(6) as pool:
         prunes = [pool.submit(command, "prune", "--finished-before", "90d", "--db", str(server.db)) for _ in range(2)]
@@ -149,20 +160,24 @@ def test_two_prunes_go_beside_a_server_that_is_writing(server: Server) -> None:
     assert [each.result().returncode for each in prunes] == [0, 0]
     assert {write.result().status_code for write in writes} == {201}
     assert [server.request("GET", f"{API}/{name}").json["total"] for name in ("runs", "tasks")] == [2, 102]
-    assert faults_of(server.db) == []
+    assert integrity_errors_of(server.db) == []
 
 
 def test_the_newest_completed_run_of_each_target_is_never_pruned(app: flask.Flask, client: Client, db: Path) -> None:
     client.register("app")
-    kept = [finished(client, None, a="high"), client.start("web", targetUrl="https://b.example/"), client.start("app")]
-    runs = [*kept, finished(client, "topic"), client.start(targetUrl="https://example.com/")]
+    kept = [
+        completed_run(client, None, a="high"),
+        client.start("web", targetUrl="https://b.example/"),
+        client.start("app"),
+    ]
+    runs = [*kept, completed_run(client, "topic"), client.start(targetUrl="https://example.com/")]
     for run in kept[1:]:
         client.finish(run)
     client.finish(runs[-1], status="failed")
     finish_ago(app, 91, *runs)
     assert prune(db, "--dry-run") == prune(db) == [2, 0]
     assert {each["id"] for each in client.read("runs")["runs"]} == {*kept}
-    assert gate(client, finished(client, None, a="high"))["baseline"] == kept[0]
+    assert gate(client, completed_run(client, None, a="high"))["baseline"] == kept[0]
     newest = client.read("runs", limit=1)["runs"][0]["id"]
     partial_runs = [client.start(targetUrl="https://example.com/") for _ in range(2)]
     for run in partial_runs:  # which are no baseline
@@ -198,21 +213,21 @@ def test_the_clock_removes_no_more_than_half_of_a_clients_runs(
     monkeypatch.setattr(commits, "FORGETTING", 0)
     app, other = client.application, client_of(client.application, client="other")
     other.register("web")
-    finish_ago(app, 91, finished(client, None), finished(client, None), finished(other, None))
-    finished(client, None)
-    finished(other, None)
+    finish_ago(app, 91, completed_run(client, None), completed_run(client, None), completed_run(other, None))
+    completed_run(client, None)
+    completed_run(other, None)
     maintained(keeping)
-    assert [totals(each)[0] for each in (client, other)] == [3, 1]
+    assert [count_all(each)[0] for each in (client, other)] == [3, 1]
     assert ["'default'" in each and "--yes" in each for each in caplog.messages] == [True]
     monkeypatch.setattr(commits, "WARNED_FOR", 0)
     maintained(keeping)
     assert len(caplog.messages) > 2
-    assert totals(client)[0] == 3
+    assert count_all(client)[0] == 3
     assert prune(db, "--yes") == [2, 0]
-    finish_ago(app, 91, finished(client, None))
-    finished(client, None)
+    finish_ago(app, 91, completed_run(client, None))
+    completed_run(client, None)
     maintained(keeping)
-    assert totals(client)[0] == 2
+    assert count_all(client)[0] == 2
 
 
 @pytest.mark.sqlite
@@ -222,10 +237,10 @@ def test_looking_for_old_runs_takes_linear_time(client: Client) -> None:
         for target, names in (("a", range(200)), ("b", range(200, 1000))):
             for number in names:
                 findings_service.insert_project_type(connection, "default", f"t{number}", "", "", None)
-                run = findings_service.insert_run(connection, TESTER, f"t{number}", target, "{}")
-                findings_service.close_run(connection, TESTER, run, "completed", None)
+                run = findings_service.insert_run(connection, PRINCIPAL, f"t{number}", target, "{}")
+                findings_service.close_run(connection, PRINCIPAL, run, "completed", None)
             far = findings_service.timestamp(ago=-60)
-            steps.append(work_of(connection, lambda: deletion.count_old_runs(connection, "default", far)))  # noqa: B023
+            steps.append(sqlite_steps(connection, lambda: deletion.count_old_runs(connection, "default", far)))  # noqa: B023
     assert steps[1] < 7 * steps[0]
 
 
@@ -238,8 +253,8 @@ def test_nothing_is_removed_for_an_hour_after_the_clock_jumped_ahead(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    finish_ago(client.application, 89, finished(client, "topic"))
-    running = finished(client, None), finished(client, None), client.start()
+    finish_ago(client.application, 89, completed_run(client, "topic"))
+    running = completed_run(client, None), completed_run(client, None), client.start()
     maintenance = commits.maintenance_steps(keeping)
     next(maintenance)
     for days, hours, left in ((2, 0, 4), (2, 0.9, 4), (2, 1.1, 3)):
@@ -247,7 +262,7 @@ def test_nothing_is_removed_for_an_hour_after_the_clock_jumped_ahead(
         monkeypatch.setattr(findings_service.time, "monotonic", lambda by=hours: MONOTONIC() + by * 3600)
         for _ in range(9):
             next(maintenance)
-        assert totals(client)[0] == left
+        assert count_all(client)[0] == left
     assert [each for each in caplog.messages if "jumped" in each] == caplog.messages[:1]
     assert client.read(f"runs/{running[-1]}")["status"] == "failed"
 
@@ -258,7 +273,7 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
     young, running, old = (server.start_run() for _ in range(3))  # when the last has gone, so would the others have
     for run, names in ((old, "ab"), (young, "bc"), (running, "d")):
         server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=name) for name in names]})
-    with look_into(server.db) as connection:
+    with open_database(server.db) as connection:
         for run, hours in ((old, 3), (young, 1)):
             server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
             at = findings_service.timestamp(ago=hours * 3600)
@@ -278,9 +293,9 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
         left = ask("GET", f"{API}/runs?limit=1").json["total"]
         return left <= 1472 and ask("GET", f"{API}/runs/{old}").status_code == 404
 
-    await_(is_done)
+    wait_until(is_done)
     assert sorted(each["externalId"] for each in ask("GET", f"{API}/tasks").json["tasks"]) == ["b", "c", "d"]
-    assert faults_of(server.db) == []
+    assert integrity_errors_of(server.db) == []
 
 
 def test_forgetting_pauses_after_each_run(
@@ -290,7 +305,7 @@ def test_forgetting_pauses_after_each_run(
     app = make_app(keep="2h")
     client, database = client_of(app), database_of(app)
     client.register("web")
-    runs = [finished(client, None, a="low") for _ in range(9)]
+    runs = [completed_run(client, None, a="low") for _ in range(9)]
     finish_ago(app, 1, *runs[:4])
     database.run_maintenance()
     steps, left = commits.maintenance_steps(database), []
@@ -310,7 +325,7 @@ def test_what_has_no_etag_cannot_depend_on_one(client: Client, run: str) -> None
     answers += [client.delete(f"{API}/{path}", headers=given) for path in paths]
     for answer in answers:
         assert_problem(answer, 400, "invalid_parameter", "If-Match")
-    assert totals(client) == [1, 1, 1]
+    assert count_all(client) == [1, 1, 1]
 
 
 def test_a_deleted_task_is_gone_from_every_answer(client: Client, run: str) -> None:
@@ -367,7 +382,7 @@ def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(client: Client,
         client.remove(f"runs/{gone}")
         assert seen_by(client) == left
         assert client.read("tasks", mainLine="true")["total"] == (left[-1] is None)
-        assert faults_of(db) == []
+        assert integrity_errors_of(db) == []
     assert client.read("tasks", branch="a")["total"] == 0
     assert {each["runId"] for each in client.history(found)} == {None}
 
@@ -389,7 +404,7 @@ def test_a_report_that_comes_to_count_as_the_first_is_taken_back_like_any(client
     for gone in (first, second):
         client.remove(f"runs/{gone}")
         assert seen_by(client) == (last, last, 1, None)
-        assert faults_of(db) == []
+        assert integrity_errors_of(db) == []
 
 
 def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
@@ -489,7 +504,7 @@ def test_a_deletion_takes_no_longer_for_kept_answers_about_other_things(app: fla
         client.register("other")
         with database_of(app).maintaining() as connection:
             paths = (f"tasks/{client.add(run)}", f"runs/{run}", "project-types/other")
-            return work_of(connection, lambda: [client.remove(path) for path in paths])
+            return sqlite_steps(connection, lambda: [client.remove(path) for path in paths])
 
     run = client.start()
     few = deleted()
@@ -512,7 +527,7 @@ def test_a_kept_answer_that_holds_a_replaced_schema_is_dropped(client: Client) -
 
 def found_in_files(db: str | Path) -> set[str]:
     """Return the secrets that a database still holds: its rows, or its file and what SQLite keeps beside it."""
-    return {each.decode() for each in re.findall(rb"SECRET[0-9a-f]{24}", held_in(db))}
+    return {each.decode() for each in re.findall(rb"SECRET[0-9a-f]{24}", stored_bytes(db))}
 
 
 def secret_report(dice: random.Random) -> dict[str, Any]:
@@ -522,7 +537,14 @@ def secret_report(dice: random.Random) -> dict[str, Any]:
         title=secret() + long[:300],
         description=secret() + long,
         externalId=secret(),
-        evidence=[{"type": secret(), "label": secret(), "url": f"https://{secret()}/", "content": secret() + long}],
+        evidence=[
+            {
+                "type": secret(),
+                "label": secret(),
+                "url": f"https://{secret()}/",
+                "content": secret() + long,
+            }
+        ],
         remediation=[{"instruction": secret()}],
         successCriteria=[{"description": secret()}],
         extensions={secret(): secret()},
@@ -555,14 +577,24 @@ def test_what_is_deleted_is_nowhere_in_the_files_once_they_are_compact(
             database_of(app).close()  # an application has no turns of its own in which it would truncate the log
             assert invoke("compact", "--db", str(db)).exit_code == 0
         assert found_in_files(db) & gone == set()
-        assert faults_of(db) == []
+        assert integrity_errors_of(db) == []
 
 
 def test_a_deleted_run_and_type_are_nowhere_in_the_files(client: Client, db: Path) -> None:
     name = secret()
-    definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
+    definition = {
+        "name": name,
+        "label": secret(),
+        "description": secret(),
+        "extensionSchema": {"title": secret()},
+    }
     assert post(client, "project-types", definition).status_code == 201
-    start = {"projectType": name, "targetUrl": f"https://{secret()}/", "branch": secret(), "metadata": {"a": secret()}}
+    start = {
+        "projectType": name,
+        "targetUrl": f"https://{secret()}/",
+        "branch": secret(),
+        "metadata": {"a": secret()},
+    }
     pull = post(client, "runs", start, "run").json["id"]
     client.submit(pull, *(secret_report(random.Random(1)) for _ in range(40)))
     client.finish(pull, statusReason=secret())
@@ -593,11 +625,11 @@ def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
                 batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
                 for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
                     assert server.request("DELETE", f"{API}/tasks/{item['id']}").status_code == 204
-                await_(lambda: not found_in_files(server.db), 5 * slowness())
+                wait_until(lambda: not found_in_files(server.db), 5 * slowness())
         finally:
             done.set()
     assert all(each.exception() is None for each in loads)
-    assert faults_of(server.db) == []
+    assert integrity_errors_of(server.db) == []
 
 
 @pytest.mark.sqlite
@@ -627,7 +659,7 @@ def test_what_another_process_deletes_leaves_the_log_of_a_service(serve: Callabl
     server.request("PATCH", f"{API}/runs/{run}", {"status": "failed"})
     time.sleep(0.01)
     assert command("prune", "--finished-before", "0s", "--yes", "--db", str(server.db)).returncode == 0
-    await_(lambda: not found_in_files(server.db), 5 * slowness())
+    wait_until(lambda: not found_in_files(server.db), 5 * slowness())
 
 
 def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Callable[..., Server]) -> None:
@@ -643,9 +675,9 @@ def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Ca
             deleted = pool.submit(server.request, "DELETE", f"{API}/runs/{run}", key=SECRET)
             time.sleep(dice.uniform(0.01, 0.4))
             server.stop(signal.SIGKILL)
-        with look_into(server.db) as connection:
+        with open_database(server.db) as connection:
             runs = connection.execute("SELECT COUNT(*) FROM runs WHERE id = ?", (run,)).fetchone()
             tasks = connection.execute("SELECT COUNT(*) FROM tasks WHERE run_id = ?", (run,)).fetchone()
         was_answered = deleted.exception() is None
         assert (*runs, *tasks) in ([(0, 0)] if was_answered else [(0, 0), (1, 4000)])
-        assert faults_of(server.db) == []
+        assert integrity_errors_of(server.db) == []

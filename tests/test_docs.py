@@ -34,11 +34,11 @@ from tests.documents import (
     HERE,
     PROJECT,
     blocks_of,
-    page_named,
+    page_text,
     settings_variables,
     table_rows,
 )
-from tests.servers import MODULE, PATIENCE, environment, free_port
+from tests.servers import CORE_FILE, PATIENCE, environment, free_port
 
 PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
 
@@ -377,9 +377,9 @@ def test_every_route_command_setting_error_code_and_field_is_in_a_table(page: st
 
 
 def test_every_name_on_the_map_is_in_the_code() -> None:
-    files = (MODULE, *HERE.glob("findings_*/**/*.py"), HERE / "tests" / "test_layout.py")
+    files = (CORE_FILE, *HERE.glob("findings_*/**/*.py"), HERE / "tests" / "test_layout.py")
     code = "".join(file.read_text("utf-8") for file in files)
-    told = page_named("docs/architecture.md")
+    told = page_text("docs/architecture.md")
     names = set(re.findall(r"`(?:[a-z]\w+\.)?(\w+(?:\.\w+)?)`", told)) - {"py", "sql"}
     assert len(names) > 40
     defined = r"(?m)(?:\b(?:def|class) {0}\b|^ *{0}(?: =|:))"
@@ -390,7 +390,7 @@ def test_every_name_on_the_map_is_in_the_code() -> None:
 
 
 def test_root_installs_with_umask_022() -> None:
-    text = page_named("docs/operations.md")
+    text = page_text("docs/operations.md")
     lines = re.findall(r"(?m)^(?:\$ )?(.*sudo \S*(?:pip install|python3 -m venv) .*)", text)
     assert len(lines) == 5
     assert [line for line in lines if not line.startswith("(umask 022 && ")] == []
@@ -424,7 +424,7 @@ def test_the_limits_of_the_contract_can_be_set() -> None:
 
 
 def test_the_script_metadata_equals_the_projects() -> None:
-    block = re.search(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$", MODULE.read_text("utf-8"))
+    block = re.search(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$", CORE_FILE.read_text("utf-8"))
     assert block
     script = tomllib.loads("".join(line[2:] for line in block["content"].splitlines(keepends=True)))
     assert script["requires-python"] == PROJECT["requires-python"]

@@ -21,11 +21,11 @@ import pytest
 
 import findings_features.events as events
 import findings_service as core
-from tests.clients import API, TESTER, Client, assert_problem, client_of, database_of, task
+from tests.clients import API, PRINCIPAL, Client, assert_problem, client_of, database_of, task
 from tests.engines import db_at
 from tests.hostile import slowness
-from tests.scenarios import fail, work_of
-from tests.servers import LISTENING, Server, await_, command, invoke, program_with
+from tests.scenarios import raise_panic, sqlite_steps
+from tests.servers import LISTENING, Server, command, invoke, program_with, wait_until
 
 SECRET = "events-tests-0123456789"
 
@@ -140,7 +140,7 @@ def test_events_are_filtered(client: Client, run: str) -> None:
 def test_a_filter_looks_at_some_entries_at_a_time_and_the_link_goes_on(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "LongPoll", fail)  # nobody waits while there is more to look at
+    monkeypatch.setattr(events, "LongPoll", raise_panic)  # nobody waits while there is more to look at
     monkeypatch.setattr(events, "LOOKED_AT", 5)
     client.submit(run, *(task() for _ in range(12)))
     client.finish(run)
@@ -214,7 +214,7 @@ def test_a_page_costs_as_much_behind_any_place(app: flask.Flask, client: Client,
             last = events.select_latest(connection, "default")
             for behind in (0, last // 2, last - 20):
                 read = partial(events.select_events, connection, "default", behind, 20, [])
-                work.append(work_of(connection, lambda read=read: list(read().events)))
+                work.append(sqlite_steps(connection, lambda read=read: list(read().events)))
     assert max(work) < 1.05 * min(work)
 
 
@@ -224,7 +224,7 @@ def test_no_event_comes_behind_a_later_one_because_the_writers_of_a_client_wait_
     another = client_of(app, name="another")
     with ThreadPoolExecutor(1) as pool:
         with database_of(app).transaction("default") as connection:
-            core.insert_run(connection, TESTER, "web", "", "{}")
+            core.insert_run(connection, PRINCIPAL, "web", "", "{}")
             later = pool.submit(another.finish, run)
             time.sleep(0.3)
             assert (later.done(), types_of(client)) == (False, ["run.started"])
@@ -264,7 +264,7 @@ def test_who_follows_through_kills_of_a_process_misses_and_doubles_nothing(serve
             server, before = start(), len(acknowledged)
             for number in range(3):
                 pool.submit(submit_until_gone, server, run, f"{kill}-{number}", acknowledged)
-            await_(lambda before=before: len(acknowledged) > before + 30)
+            wait_until(lambda before=before: len(acknowledged) > before + 30)
             assert lasting.request("POST", f"{API}/runs/{run}/tasks", task(), key=SECRET).status_code == 201
             assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         stop.set()
@@ -297,6 +297,7 @@ def held(*ask: Any, **query: str) -> Iterator[Future[Any]]:
         yield under_way
 
 
+@pytest.mark.signals
 def test_who_waits_is_told_of_what_comes_meanwhile_and_a_stop_ends_all_waiting_at_once(server: Server) -> None:
     run = server.start_run()
     with held(waiting, server, type="finding.created") as one, held(waiting, server, type="run.finished") as other:
@@ -306,7 +307,7 @@ def test_who_waits_is_told_of_what_comes_meanwhile_and_a_stop_ends_all_waiting_a
         assert other.result() == ["run.finished"]
     with ThreadPoolExecutor(20) as pool:
         told = [pool.submit(waiting, server) for _ in range(20)]
-        await_(lambda: server.request("GET", "/healthz").status_code == 200)
+        wait_until(lambda: server.request("GET", "/healthz").status_code == 200)
         time.sleep(0.5 * slowness())
         assert server.stop() == 0
         assert [each.result() for each in told] == [[]] * 20

@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients import API
 from tests.documents import HERE
-from tests.servers import PATIENCE, Server, await_, environment, heed_signals
+from tests.servers import PATIENCE, Server, environment, reset_signals, wait_until
 
 # What it does, files say that are in the folder which it looks through.
 BANDIT = """
@@ -51,8 +51,13 @@ def agent(tmp_path: Path, server: Server) -> Agent:
         for name in files:
             (tmp_path / "code" / name).touch()
         line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(tmp_path / folder)]
-        given = server.access | {"PYTHONPATH": f"{tmp_path / lib}{os.pathsep}{HERE}"} | env
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_signals}
+        given = server.variables | {"PYTHONPATH": f"{tmp_path / lib}{os.pathsep}{HERE}"} | env
+        options = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "preexec_fn": reset_signals,
+        }
         return subprocess.Popen([*line, "--target", "https://example.com/"], env=environment(**given), **options)
 
     return start
@@ -111,12 +116,13 @@ def test_a_run_of_the_example_agent_fails_with_it(agent: Agent, server: Server, 
     assert (status, told.startswith(FAILING[file])) == ("failed", True)
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_run_of_the_example_agent_ends_when_it_is_stopped(
     agent: Agent, server: Server, tmp_path: Path, how: signal.Signals
 ) -> None:
     process = agent("slow")
-    await_((tmp_path / "code" / "begun").exists)
+    wait_until((tmp_path / "code" / "begun").exists)
     process.send_signal(how)
     assert end_of(process)[2] == [f"stopped by {how.name}"]
     assert runs_of(server) == [("failed", f"stopped by {how.name}")]

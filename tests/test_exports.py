@@ -36,7 +36,7 @@ from tests.clients import (
 )
 from tests.engines import engine_error
 from tests.hostile import half_open
-from tests.servers import Server, await_, command, memory_of, start_process
+from tests.servers import Server, command, resident_memory, start_process, wait_until
 
 
 def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
@@ -263,19 +263,19 @@ def listed_bytes(server: Server, lists: int) -> list[int]:
     """Return how many bytes of so many lists a server says that it sent, once it does."""
 
     def sizes() -> list[int]:
-        return [json.loads(each)["bytes"] for each in server.heard().splitlines() if '"/api/v1/tasks"' in each]
+        return [json.loads(each)["bytes"] for each in server.log_text().splitlines() if '"/api/v1/tasks"' in each]
 
-    await_(lambda: len(sizes()) >= lists)
+    wait_until(lambda: len(sizes()) >= lists)
     return sizes()
 
 
 def test_a_real_server_sends_a_long_list_whole_in_little_memory(lister: Server) -> None:
     first = list_of(lister, "?limit=1")  # what it loads for that stays
-    before = memory_of(lister)
+    before = resident_memory(lister)
     answer = list_of(lister)
     assert answer.headers["Content-Length"] == str(len(answer.data))
     assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
-    assert memory_of(lister) < before + Settings().cache / findings_service.READERS_SHARE / KIB**2 + 12
+    assert resident_memory(lister) < before + Settings().cache / findings_service.READERS_SHARE / KIB**2 + 12
     assert list_of(lister, method="HEAD").data == b""
     assert listed_bytes(lister, 3) == [len(first.data), len(answer.data), 0]
 
@@ -294,13 +294,13 @@ def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_som
     lister: Server, tmp_path: Path
 ) -> None:
     size = len(list_of(lister).data)
-    before, names = memory_of(lister), {path.name for path in tmp_path.iterdir()}
+    before, names = resident_memory(lister), {path.name for path in tmp_path.iterdir()}
     with ExitStack() as stack:
         for _ in range(exports.MOST_DOCUMENTS):
             slow = stack.enter_context(asked_for(lister))
             assert slow.recv(12) == b"HTTP/1.1 200"
         assert len(listed_bytes(lister, 1)) == 1
-        assert memory_of(lister) < before + 12
+        assert resident_memory(lister) < before + 12
         assert {path.name for path in tmp_path.iterdir()} == names  # so a kill leaves nothing either
         refused = list_of(lister)
         assert_problem(refused, 503, "busy")
@@ -308,9 +308,9 @@ def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_som
         other = command("keys", "create", "other", "--client", "other", "--db", str(lister.db)).stdout.strip()
         assert lister.request("GET", f"{API}/tasks", key=other, Accept="text/csv").status_code == 200
         assert lister.request("GET", f"{API}/tasks").status_code == 200
-    await_(lambda: list_of(lister).status_code == 200)
-    await_(lambda: sum(100_000 < sent < size for sent in listed_bytes(lister, 1)) == exports.MOST_DOCUMENTS)
-    assert "Traceback" not in lister.heard()
+    wait_until(lambda: list_of(lister).status_code == 200)
+    wait_until(lambda: sum(100_000 < sent < size for sent in listed_bytes(lister, 1)) == exports.MOST_DOCUMENTS)
+    assert "Traceback" not in lister.log_text()
 
 
 def test_each_of_four_clients_gets_a_place_for_an_export() -> None:
@@ -330,8 +330,8 @@ def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, 
         for _ in range(60):
             with asked_for(lister):
                 time.sleep(0.01)
-        await_(lambda: list_of(lister).status_code == 200)
-        used.append(memory_of(lister))
+        wait_until(lambda: list_of(lister).status_code == 200)
+        used.append(resident_memory(lister))
     assert {path.name for path in tmp_path.iterdir()} == names
     assert used[1] < used[0] + 20
     assert len(list(Path(f"/proc/{lister.process.pid}/fd").iterdir())) < 60

@@ -8,7 +8,7 @@ import pytest
 
 from examples import failover
 from findings_client import Client, Remote
-from tests.servers import Server, await_
+from tests.servers import Server, wait_until
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def told(server: Server, service: Client) -> failover.Told:
     writers = [failover.Writer(f"writer {number}", remotes, told) for number in range(3)]
     for writer in writers:
         writer.start()
-    await_(lambda: len(told.tasks) > 50 and len(told.comments) > 1 and told.deleted)
+    wait_until(lambda: len(told.tasks) > 50 and len(told.comments) > 1 and told.deleted)
     for writer in writers:
         writer.is_over.set()
         writer.join()

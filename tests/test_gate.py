@@ -8,7 +8,7 @@ import flask
 import pytest
 
 from tests.clients import API, SEVERITIES, UNKNOWN_ID, Client, assert_problem, client_of, task
-from tests.scenarios import finished, gate
+from tests.scenarios import completed_run, gate
 from tests.surveys import Survey, same_surface
 
 
@@ -19,9 +19,9 @@ def numbers(verdict: dict[str, Any]) -> tuple[int, ...]:
 
 
 def test_a_pull_request_fails_for_what_is_new_and_severe_alone(client: Client, run: str) -> None:
-    night = finished(client, None, known="critical", fixed="low")
+    night = completed_run(client, None, known="critical", fixed="low")
     for _ in range(2):  # the same again gets the same verdict
-        pull = finished(client, "a", known="critical", bad="high", worse="critical", minor="medium")
+        pull = completed_run(client, "a", known="critical", bad="high", worse="critical", minor="medium")
         verdict = gate(client, pull)
         assert [each["externalId"] for each in verdict.pop("offenders")] == ["worse", "bad"]
         assert verdict == {
@@ -40,9 +40,11 @@ def test_a_pull_request_fails_for_what_is_new_and_severe_alone(client: Client, r
 
 @pytest.mark.parametrize("branch", [None, "a"])
 def test_each_finding_is_counted_once_at_the_first_that_fits(client: Client, run: str, branch: str | None) -> None:
-    finished(client, branch, dismissed="critical", resolved="low")
-    baseline = finished(client, branch, known="critical", fixed="low")
-    last = finished(client, branch, known="critical", new="high", small="low", dismissed="critical", resolved="low")
+    completed_run(client, branch, dismissed="critical", resolved="low")
+    baseline = completed_run(client, branch, known="critical", fixed="low")
+    last = completed_run(
+        client, branch, known="critical", new="high", small="low", dismissed="critical", resolved="low"
+    )
     for name in ("dismissed", "resolved"):
         client.triage(client.read("tasks", externalId=name)["tasks"][0]["id"], name)
     for query, expected in (
@@ -67,7 +69,7 @@ def test_without_a_baseline_everything_is_new(client: Client, run: str) -> None:
     client.add(other, externalId="x")
     client.finish(other)
     client.finish(client.start(targetUrl="https://example.com/"), "failed")
-    verdict = gate(client, finished(client, "a", x="high"))
+    verdict = gate(client, completed_run(client, "a", x="high"))
     assert (verdict["baseline"], numbers(verdict)) == (None, (1, 1, 0, 0, 0, 0, 0))
     assert verdict["reason"] == (
         "1 new finding of severity high or higher; all count as new, as there is no baseline: "
@@ -76,17 +78,17 @@ def test_without_a_baseline_everything_is_new(client: Client, run: str) -> None:
 
 
 def test_the_baseline_is_the_main_lines_last_completed_run_before(client: Client, run: str) -> None:
-    first, _, second = finished(client, None), finished(client, "b"), finished(client, None)
+    first, _, second = completed_run(client, None), completed_run(client, "b"), completed_run(client, None)
     client.finish(client.start(targetUrl="https://example.com/"), "failed")
     client.start(targetUrl="https://example.com/")
-    pull = finished(client, "a")
-    third = finished(client, None)
+    pull = completed_run(client, "a")
+    third = completed_run(client, None)
     assert [gate(client, each)["baseline"] for each in (first, second, pull, third)] == [None, first, second, second]
     assert gate(client, pull, baseline=third)["baseline"] == third
 
 
 def test_a_baseline_that_cannot_be_compared_with_is_refused(app: flask.Flask, client: Client, run: str) -> None:
-    pull, failed = finished(client, "a"), client.start(targetUrl="https://example.com/")
+    pull, failed = completed_run(client, "a"), client.start(targetUrl="https://example.com/")
     client.finish(failed, "failed")
     client.register("cli")
     others = [client.start(), client.start("cli", targetUrl="https://example.com/")]
@@ -97,7 +99,7 @@ def test_a_baseline_that_cannot_be_compared_with_is_refused(app: flask.Flask, cl
         assert_problem(refused, 400, "invalid_parameter", "baseline")
     stranger = client_of(app, client="other")
     stranger.register("web")
-    theirs = finished(stranger, None)
+    theirs = completed_run(stranger, None)
     for unknown in (theirs, UNKNOWN_ID):
         assert_problem(client.get(f"{API}/runs/{pull}/gate?baseline={unknown}"), 404, "not_found")
     assert_problem(stranger.get(f"{API}/runs/{pull}/gate"), 404, "not_found")
@@ -113,9 +115,9 @@ def test_a_run_that_is_not_completed_never_passes(client: Client, run: str) -> N
 
 def test_the_worst_fifty_offenders_are_listed_newest_first_within(client: Client, run: str) -> None:
     old, new = ([f"{age}-{number}" for number in range(count)] for age, count in (("old", 30), ("new", 40)))
-    finished(client, None, **dict.fromkeys(old, "high"))
+    completed_run(client, None, **dict.fromkeys(old, "high"))
     severities = {name: "critical" if name[-1] in "13579" else "high" for name in (*old, *new)}
-    verdict = gate(client, finished(client, "a", **severities), only="all")
+    verdict = gate(client, completed_run(client, "a", **severities), only="all")
     listed = [each["externalId"] for each in verdict["offenders"]]
     # What the main line has is as the main line has it.
     worst = [name for name in reversed(new) if severities[name] == "critical"]
@@ -142,7 +144,7 @@ def test_a_verdict_is_a_recount_whatever_was_reported(survey: Survey) -> None:
 
 
 def test_a_verdict_is_kept_as_it_was_when_the_run_was_completed(client: Client, run: str) -> None:
-    night = finished(client, None, known="high")
+    night = completed_run(client, None, known="high")
     pull = client.start(targetUrl="https://example.com/", branch="a")
     client.submit(pull, *(task(externalId=name, severity="low") for name in ("known", "new")))
     assert client.read(f"runs/{pull}")["verdict"] is None
@@ -169,14 +171,16 @@ def test_a_verdict_with_a_baseline_that_is_unfit_is_refused_and_the_run_goes_on(
 
 
 def test_a_partial_run_is_a_baseline_only_where_all_of_the_last_twenty_are(client: Client, run: str) -> None:
-    whole = finished(client, None, known="high")
+    whole = completed_run(client, None, known="high")
     failed = task(externalId="x", rule="not-checked", severity="high", location="a.py")
     for number in range(21):
         part = client.start(targetUrl="https://example.com/")
         client.submit(part, failed)
         client.finish(part)
         if number in (0, 18, 19):
-            assert gate(client, finished(client, "a", known="high"))["baseline"] == (whole if number < 19 else part)
+            assert gate(client, completed_run(client, "a", known="high"))["baseline"] == (
+                whole if number < 19 else part
+            )
 
 
 def test_what_was_not_checked_is_never_known(client: Client, run: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import API
-from tests.documents import HERE, blocks_of, from_npm, page_named, program
+from tests.documents import HERE, blocks_of, installed_program, npm_file, page_text
 from tests.servers import Server, environment
 
 # In a project that has installed it, it knows the extension by the compiler's options, which lie beside its own folder.
@@ -54,7 +54,7 @@ def folder(server: Server, tmp_path: Path) -> Path:
 
 def run(folder: Path, *line: str, server: Server | None = None, **env: str) -> str:
     """Run a program, with a server's address and key if one is given, and return what it prints."""
-    how = {"cwd": folder, "env": environment(**env, **(server.access if server else {}))}
+    how = {"cwd": folder, "env": environment(**env, **(server.variables if server else {}))}
     done = subprocess.run(line, capture_output=True, text=True, check=False, **how)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -77,7 +77,7 @@ NIGHTS = {
 def test_a_client_in_typescript_compiles_strictly_and_takes_a_night_through(
     folder: Path, server: Server, generator: str
 ) -> None:
-    (folder / "node_modules").symlink_to(from_npm("openapi-typescript").parent)
+    (folder / "node_modules").symlink_to(npm_file("openapi-typescript").parent)
     (folder / "package.json").write_text('{"type": "module"}', "utf-8")
     (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": STRICT}), "utf-8")
     (folder / "openapi-ts.config.js").write_text(f"export default {json.dumps(HEY_API)}", "utf-8")
@@ -88,8 +88,8 @@ def test_a_client_in_typescript_compiles_strictly_and_takes_a_night_through(
 
 
 def test_a_client_in_go_compiles_and_takes_a_night_through(folder: Path, server: Server) -> None:
-    go, generator = program("go"), program("openapi-generator-cli")
-    lines = page_named("docs/agents.md").replace('"$url/openapi.json"', "openapi.json").splitlines()
+    go, generator = installed_program("go"), installed_program("openapi-generator-cli")
+    lines = page_text("docs/agents.md").replace('"$url/openapi.json"', "openapi.json").splitlines()
     for name, begun in ((go, "go mod init "), (generator, "openapi-generator-cli ")):
         run(folder, name, *next(line for line in lines if line.startswith(begun)).split()[1:])
     strict = {path.stem for path in folder.glob("findings/*.go") if "DisallowUnknownFields" in path.read_text("utf-8")}

@@ -148,7 +148,7 @@ def test_what_groups_do_not_take_is_refused(client: Client) -> None:
         assert_problem(refused, 400, "invalid_parameter", name)
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("no_list_time")
 def test_groups_that_would_take_long_are_refused_like_a_list(client: Client, run: str) -> None:
     client.add(run, location="a.py:1")
     assert_problem(client.get(f"{API}/groups?by=location"), 400, "invalid_parameter", "query string")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.clients import API, task
 from tests.documents import HERE
-from tests.servers import PATIENCE, Server, StandIn, await_, environment, heed_signals, standing_in
+from tests.servers import PATIENCE, Server, StubHandler, environment, reset_signals, running_stub, wait_until
 
 
 class GitHub(ThreadingHTTPServer):
@@ -46,7 +46,7 @@ class GitHub(ThreadingHTTPServer):
         return self.issues[int(number) - 1]
 
 
-class Asked(StandIn):
+class Asked(StubHandler):
     protocol_version = "HTTP/1.1"
     server: GitHub
 
@@ -63,7 +63,7 @@ class Asked(StandIn):
 
 @pytest.fixture
 def github() -> Iterator[GitHub]:
-    with standing_in(GitHub()) as github:
+    with running_stub(GitHub()) as github:
         yield github
 
 
@@ -77,9 +77,9 @@ def keeper(server: Server, github: GitHub, tmp_path: Path) -> Iterator[Keeper]:
 
     def start(**env: str) -> subprocess.Popen[str]:
         given = {"GITHUB_TOKEN": "of-github", "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}"}
-        given |= server.access | {"PYTHONPATH": str(HERE)} | env
+        given |= server.variables | {"PYTHONPATH": str(HERE)} | env
         line = [sys.executable, str(HERE / "examples" / "issues.py"), "o/r", str(tmp_path / "place")]
-        how = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_signals}
+        how = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": reset_signals}
         started.append(subprocess.Popen(line, env=environment(**given), **how))
         return started[-1]
 
@@ -105,12 +105,12 @@ def test_a_critical_finding_has_one_issue_that_lives_as_it_does(server: Server, 
     add(server, run, severity="high")
     github.busy = 2  # and is asked again
     keeper()
-    await_(lambda: github.issues)
+    wait_until(lambda: github.issues)
     decide(server, found, status="dismissed", comment="not @ours")
-    await_(lambda: github.issues[0]["state"] == "closed")
+    wait_until(lambda: github.issues[0]["state"] == "closed")
     add(server, run, severity="critical", title="Ask @ada", externalId="x")
     decide(server, found, status="open", comment="it is <!-- so -->")
-    await_(lambda: github.issues[0]["state"] == "open")
+    wait_until(lambda: github.issues[0]["state"] == "open")
     (issue,), (first, second) = github.issues, github.comments["1"]
     assert (issue["title"], issue["labels"]) == ("Ask @\u200bada", ["finding"])
     assert issue["body"].endswith(f"<!-- finding {found} -->")
@@ -125,14 +125,14 @@ def test_issues_are_known_again_after_a_restart_and_nothing_is_said_twice(
     found = [add(server, run, severity="critical", externalId=str(number)) for number in range(120)]
     decide(server, found[0], status="open", comment="seen")
     first = keeper()
-    await_(lambda: github.comments.get("1") and (tmp_path / "place").exists())
+    wait_until(lambda: github.comments.get("1") and (tmp_path / "place").exists())
     first.send_signal(signal.SIGKILL)
     first.wait(PATIENCE)
     before = list(github.asked)
     (tmp_path / "place").unlink()  # as after a crash before it was written: all that happened comes again
     decide(server, found[119], status="resolved")
     keeper()
-    await_(lambda: github.issues[119]["state"] == "closed")
+    wait_until(lambda: github.issues[119]["state"] == "closed")
     assert github.asked == [*before, "PATCH /repos/o/r/issues/120"]
 
 

@@ -21,7 +21,7 @@ from tests.clients import API, assert_problem, task
 from tests.documents import HERE
 from tests.files import database_of_version
 from tests.hostile import half_open, slowness, status_of
-from tests.servers import IMPORTING, Server, command, environment, start_process
+from tests.servers import IMPORT_CORE, Server, command, environment, start_process
 
 FOLDERS = ("findings_features", "findings_adapters")
 PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))
@@ -136,7 +136,7 @@ def test_few_modules_write_to_tables() -> None:
 
 def printed(program: str, *arguments: str) -> str:
     """Run lines of Python in a process that has imported the module alone, and return what they print."""
-    done = command(*arguments, program=(sys.executable, "-c", f"{IMPORTING} as core\n{program}"))
+    done = command(*arguments, program=(sys.executable, "-c", f"{IMPORT_CORE} as core\n{program}"))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -228,7 +228,7 @@ def test_the_module_alone_answers_a_life_of_a_task(served: Server) -> None:
     assert ask("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
     paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
     assert {ask("GET", f"{API}/{path}").status_code for path in paths} == {200}
-    with half_open(served, 1, served.head_of(f"{API}/runs", 50) + b"{}") as (idle,):
+    with half_open(served, 1, served.post_head(f"{API}/runs", 50) + b"{}") as (idle,):
         assert status_of(idle.recv(4096)) == 400
         with half_open(served, 1, b""):
             assert served.stop() == 0

@@ -39,10 +39,10 @@ from findings_client import Remote, hurried, in_camel_case
 from findings_features import openapi
 from tests.clients import API, KEY, UNKNOWN_ID, cases, nested, task
 from tests.documents import HERE
-from tests.engines import absence_of, db_at, locked, name_of, placed
+from tests.engines import absence_of, db_at, locked, name_of, with_databases
 from tests.scenarios import WCAG_SCHEMA
 from tests.servers import (
-    IMPORTING,
+    IMPORT_CORE,
     PATIENCE,
     PROGRAM,
     Server,
@@ -221,7 +221,7 @@ def shaky(portal: BlockingPortal, folder: Path, service: Server) -> Iterator[Doo
 @pytest.fixture(scope="module")
 def local(portal: BlockingPortal, folder: Path) -> Iterator[Agent]:
     """An agent with a file of its own."""
-    line = [*PROGRAM, "mcp", *placed(["--db", "local.db"], folder)]
+    line = [*PROGRAM, "mcp", *with_databases(["--db", "local.db"], folder)]
     connected = over_stdio(line, {"FINDINGS_BUSY_TIMEOUT": "0.2"}, folder / "local.log")
     with portal.wrap_async_context_manager(connected) as client:
         yield Agent(portal, client)
@@ -535,7 +535,7 @@ def test_a_key_that_is_none_is_unauthorized_and_no_key_is_in_the_log(doors: Door
     listing = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'
     status, told = doors.post(body=listing, Authorization="Bearer fts_unknown", **SPOKEN)
     assert (status, told["www-authenticate"]) == (401, 'Bearer error="invalid_token"')
-    said = doors.door.heard()
+    said = doors.door.log_text()
     assert ("FINDINGS_KEY is not used" in said, "fts_unknown" in said, doors.service.key in said) == (
         True,
         False,
@@ -743,6 +743,7 @@ START = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"na
 HELLO = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": START})
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("how", [None, signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_process_on_standard_input_ends_cleanly(tmp_path: Path, how: signal.Signals | None) -> None:
     db, log = tmp_path / "x.db", tmp_path / "log"
@@ -769,6 +770,7 @@ def test_without_input_or_output_the_command_says_so(tmp_path: Path, closed: str
     assert (done.returncode, done.stderr) == (2, said)
 
 
+@pytest.mark.signals
 def test_sigterm_finishes_what_is_under_way(shaky: Doors) -> None:
     asked, go_on = threading.Event(), threading.Event()
     shaky.fake.before["/slow"] = lambda: (asked.set(), go_on.wait(PATIENCE))
@@ -809,12 +811,12 @@ def test_a_file_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 def test_without_the_sdk_the_command_says_what_to_install_and_help_does_not_wait_for_it() -> None:
-    blocked = f"{IMPORTING}, sys; sys.modules['mcp'] = sys.modules['anyio'] = None; findings_service.main()"
+    blocked = f"{IMPORT_CORE}, sys; sys.modules['mcp'] = sys.modules['anyio'] = None; findings_service.main()"
     done = command("mcp", program=(sys.executable, "-c", blocked))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "needs the package mcp, with all that it needs itself: in the folder of a checkout" in done.stderr
     assert "pip install '.[mcp]'" in done.stderr
-    look = f"{IMPORTING}, sys\ntry: findings_service.main()\nfinally: print('mcp' in sys.modules)"
+    look = f"{IMPORT_CORE}, sys\ntry: findings_service.main()\nfinally: print('mcp' in sys.modules)"
     done = command("--help", program=(sys.executable, "-c", look))
     assert "Model Context Protocol" in done.stdout
     assert done.stdout.endswith("False\n")

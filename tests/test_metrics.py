@@ -27,10 +27,10 @@ import findings_service
 from findings_adapters import metrics
 from findings_service import ConfigurationError, Settings, create_app, create_blueprint, installing
 from tests.clients import API, Client, assert_problem, cases, client_of, client_with, make_key, reader_of, task
-from tests.documents import HERE, blocks_of, program, table_rows
-from tests.engines import ON_POSTGRES, db_at, locked, look_into
+from tests.documents import HERE, blocks_of, installed_program, table_rows
+from tests.engines import ON_POSTGRES, db_at, locked, open_database
 from tests.postgres_server import children_of
-from tests.servers import IMPORTING, LISTENING, PATIENCE, PROGRAM, Server, command, free_port, invoke, start_process
+from tests.servers import IMPORT_CORE, LISTENING, PATIENCE, PROGRAM, Server, command, free_port, invoke, start_process
 
 Figures = dict[tuple[Any, ...], float]
 TASKS = f"{API}/tasks"
@@ -214,7 +214,7 @@ def test_the_last_good_backup_is_told_and_none_is_long_ago(counting: Server, tmp
         assert invoke(*line).exit_code == 1  # it is there already
         assert scraped(counting)[LAST_BACKUP] == told
         began = ended
-        with look_into(tmp_path / name) as copy:
+        with open_database(tmp_path / name) as copy:
             noted += copy.execute("SELECT COUNT(*) FROM backups").fetchone()
     assert noted == [0, 1]  # each as of its moment
 
@@ -293,7 +293,7 @@ def test_a_setting_that_is_neither_on_nor_off_is_refused(given: str) -> None:
 
 
 def test_a_start_without_the_package_is_one_line(tmp_path: Path) -> None:
-    without = f"{IMPORTING}, sys; sys.modules['prometheus_client'] = None; findings_service.main()"
+    without = f"{IMPORT_CORE}, sys; sys.modules['prometheus_client'] = None; findings_service.main()"
     options = ("serve", "--port", "0", "--db", str(tmp_path / "x.db"), "--workers", "2")
     done = command(*options, program=(sys.executable, "-c", without), FINDINGS_METRICS="1")
     said = f"Error: FINDINGS_METRICS needs the package prometheus_client{installing('metrics')}\n"
@@ -359,7 +359,7 @@ def test_two_workers_of_gunicorn_tell_their_sums_at_once(tmp_path: Path) -> None
     port, db, figures = free_port(), tmp_path / "findings.db", tmp_path / "figures"
     figures.mkdir()
     key = invoke("keys", "create", "tests", "--level", "full", "--new", "--db", str(db)).stdout.strip()
-    line = [program("gunicorn"), "--workers", "2", "--threads", "2", "--bind", f"127.0.0.1:{port}"]
+    line = [installed_program("gunicorn"), "--workers", "2", "--threads", "2", "--bind", f"127.0.0.1:{port}"]
     env = {"FINDINGS_DB": str(db), "FINDINGS_METRICS": "1", "PROMETHEUS_MULTIPROC_DIR": str(figures)}
     started = r"(?s)http://127\.0\.0\.1:\d+.*Booting worker.*Booting worker"
     server = start_process([*line, "findings_service:create_app()"], db, started, **env)
@@ -504,6 +504,6 @@ def test_prometheus_takes_the_handbooks_files_and_alerts_fire_when_they_should_a
     for name, text in files.items():
         (tmp_path / name).write_text(text, "utf-8")
     for line in ("check config prometheus.yml", "test rules alerts.yml"):
-        judge = [program("promtool"), *line.split()]
+        judge = [installed_program("promtool"), *line.split()]
         done = subprocess.run(judge, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

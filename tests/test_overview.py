@@ -9,8 +9,8 @@ import pytest
 
 import findings_service
 from tests.clients import API, SEVERITIES, STATUSES, Client, database_of, patch_core, task
-from tests.engines import faults_of
-from tests.scenarios import standing, start_on
+from tests.engines import integrity_errors_of
+from tests.scenarios import field_values, start_on
 from tests.surveys import TARGETS
 
 TIMESTAMP = findings_service.timestamp
@@ -43,8 +43,8 @@ def test_an_overview_tells_where_the_main_line_stands(client: Client, run: str) 
         "critical": nothing | {"open": 3, "in_progress": 1},
         "low": nothing | {"resolved": 1},
     }
-    assert standing(told["byProjectType"]) == [("app", 2, 2), ("web", 3, 1)]
-    assert standing(told["byTarget"]) == [(None, 2, 2), ("https://example.com/", 3, 1)]
+    assert field_values(told["byProjectType"]) == [("app", 2, 2), ("web", 3, 1)]
+    assert field_values(told["byTarget"]) == [(None, 2, 2), ("https://example.com/", 3, 1)]
 
 
 ASKED: tuple[tuple[dict[str, str], int, list[Any], list[Any], int], ...] = (
@@ -67,7 +67,7 @@ def test_an_overview_is_of_what_it_is_asked_for(client: Client) -> None:
     client.submit(client.start("app", targetUrl=TARGETS[1], branch="a"), task(externalId="x"), task(externalId="y"))
     for query, *expected in ASKED:
         told = client.read("overview", **query)
-        stand = (standing(told["byProjectType"]), standing(told["byTarget"]))
+        stand = (field_values(told["byProjectType"]), field_values(told["byTarget"]))
         assert [told["total"], *stand, told["days"][-1]["created"]] == expected, query
 
 
@@ -85,12 +85,12 @@ def test_the_days_of_an_overview_count_what_happened_on_them(
     last = at_day(monkeypatch, 0)
     client.submit(run, task(externalId="x"), task(externalId="y", title="Taken over"))
     told = client.read("overview", days=4)["days"]
-    assert standing(told[1:]) == [(first, 3, 0, 0, 1, 1), (middle, 0, 0, 2, 0, 0), (last, 0, 1, 0, 0, 1)]
-    assert set(standing(told[:1])[0][1:]) == {0}
+    assert field_values(told[1:]) == [(first, 3, 0, 0, 1, 1), (middle, 0, 0, 2, 0, 0), (last, 0, 1, 0, 0, 1)]
+    assert set(field_values(told[:1])[0][1:]) == {0}
     client.remove(f"tasks/{fixed}")
     told = client.read("overview", days=3)["days"]
-    assert standing(told) == [(first, 2, 0, 0, 1, 0), (middle, 0, 0, 1, 0, 0), (last, 0, 0, 0, 0, 0)]
-    assert faults_of(database_of(app).settings.db) == []
+    assert field_values(told) == [(first, 2, 0, 0, 1, 0), (middle, 0, 0, 1, 0, 0), (last, 0, 0, 0, 0, 0)]
+    assert integrity_errors_of(database_of(app).settings.db) == []
 
 
 def test_a_day_tells_how_many_were_unfinished_at_its_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

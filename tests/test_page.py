@@ -32,8 +32,8 @@ except ImportError:
 import findings_service as core
 from findings_adapters import page as room
 from tests.clients import API, KEY, assert_problem, cases, task
-from tests.documents import HERE, from_npm
-from tests.servers import PATIENCE, PROGRAM, Server, StandIn, await_, command, standing_in, start_process
+from tests.documents import HERE, npm_file
+from tests.servers import PATIENCE, PROGRAM, Server, StubHandler, command, running_stub, start_process, wait_until
 
 FILES = {path: served.args[0] for path, served in core.REGISTRY.page_files.items()}
 OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]
@@ -979,7 +979,7 @@ def test_project_types_are_listed_and_shown_with_their_schema(person: Person, fi
     assert person.page.locator(".code pre").inner_text() == json.dumps(schema, indent=2)
 
 
-class Receiver(StandIn):
+class Receiver(StubHandler):
     """Receives webhooks, and answers as its server is told."""
 
     def do_POST(self) -> None:
@@ -990,7 +990,7 @@ class Receiver(StandIn):
 @pytest.fixture
 def receiver() -> Iterator[Any]:
     """Somebody who wants to be told: `told` are the types of events that came, `status` what is answered."""
-    with standing_in(ThreadingHTTPServer(("127.0.0.1", 0), Receiver)) as server:
+    with running_stub(ThreadingHTTPServer(("127.0.0.1", 0), Receiver)) as server:
         vars(server).update(told=[], status=204, url=f"http://127.0.0.1:{server.server_port}/secret")
         yield server
 
@@ -1031,7 +1031,9 @@ def test_a_webhook_that_was_refused_is_switched_on_again(person: Person, finding
     receiver.status = 410
     hook = findings.send("POST", "webhooks", {"url": receiver.url, "projectType": findings.type}, 201)
     findings.report(*numbered(1))
-    await_(lambda: findings.send("GET", f"webhooks/{hook['id']}")["state"] == "off")  # the service delivers by itself
+    wait_until(
+        lambda: findings.send("GET", f"webhooks/{hook['id']}")["state"] == "off"
+    )  # the service delivers by itself
     person.open("#/webhooks")
     row = person.page.locator("tbody tr", has_text=findings.type)
     for told in ("Off", "410"):
@@ -1040,7 +1042,7 @@ def test_a_webhook_that_was_refused_is_switched_on_again(person: Person, finding
     receiver.status = 204
     row.get_by_role("button", name="Send what was refused again").press("Enter")
     playwright.expect(row).to_contain_text("On")
-    await_(lambda: len(receiver.told) > 1)
+    wait_until(lambda: len(receiver.told) > 1)
     assert receiver.told == ["run.finished"] * 2
 
 
@@ -1504,7 +1506,7 @@ def test_the_policy_stops_what_the_page_would_run(person: Person) -> None:
         person.page.wait_for_timeout(20)  # in which messages of the browser arrive
         return {*re.findall("(script|connect)-src 'self'", "\n".join(person.wrong))}
 
-    await_(lambda: blocked() == {"script", "connect"})
+    wait_until(lambda: blocked() == {"script", "connect"})
     person.wrong.clear()
 
 
@@ -1538,7 +1540,7 @@ def violations(person: Person, theme: str) -> list[str]:
     """Return what axe-core finds once everything is there."""
     person.misses(".loading, [aria-busy=true]")
     if not person.page.evaluate("'axe' in window"):
-        person.page.evaluate(from_npm("axe-core/axe.min.js").read_text("utf-8"))
+        person.page.evaluate(npm_file("axe-core/axe.min.js").read_text("utf-8"))
     options: dict[str, Any] = {"iframes": False, "resultTypes": ["violations"]}
     if theme != "light":
         options["runOnly"] = ["color-contrast", "link-in-text-block"]  # the themes differ in colours alone

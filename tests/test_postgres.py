@@ -23,7 +23,7 @@ from findings_features import audit
 from tests.clients import cases, patch_core
 from tests.hostile import slowness
 from tests.postgres_server import USER, Databases, MakeServer, PostgresServer, fresh_url, name_in, run_in
-from tests.servers import PATIENCE, await_
+from tests.servers import PATIENCE, wait_until
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")
@@ -80,7 +80,7 @@ def backends(postgres: Databases, url: str) -> list[int]:
 def end_connections(postgres: Databases, url: str) -> None:
     """Terminate all connections to a database, and wait until they are gone."""
     postgres.end_connections(url)
-    await_(lambda: not backends(postgres, url))
+    wait_until(lambda: not backends(postgres, url))
 
 
 @contextmanager
@@ -444,14 +444,14 @@ def test_connections_are_given_back_and_used_again(postgres: Databases, url: str
         counts(database)
     assert len(backends(postgres, url)) == 1
     database.close()
-    await_(lambda: not backends(postgres, url))
+    wait_until(lambda: not backends(postgres, url))
     assert counts(database) == {"a": 10}
 
 
 def test_who_waits_for_a_connection_gets_the_next_one_or_is_told_in_time(url: str, open_at: OpenAt) -> None:
-    hurried, database = open_at(f"{url}?pool_size=1", busy_timeout=0.2), open_at(f"{url}?pool_size=1", fill=False)
-    with hurried.reading(), pytest.raises(core.Busy, match="all connections to it are in use"):
-        counts(hurried)
+    no_list_time, database = open_at(f"{url}?pool_size=1", busy_timeout=0.2), open_at(f"{url}?pool_size=1", fill=False)
+    with no_list_time.reading(), pytest.raises(core.Busy, match="all connections to it are in use"):
+        counts(no_list_time)
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda _: add(database, "a"), range(20)))
     assert counts(database) == {"a": 20}
@@ -495,7 +495,7 @@ def test_a_list_has_a_bounded_time(database: store.PostgresDatabase) -> None:
 def test_a_list_that_somebody_cancels_is_busy(postgres: Databases, url: str, database: store.PostgresDatabase) -> None:
     def cancel() -> None:
         active = f"SELECT pid FROM pg_stat_activity WHERE datname = '{name_in(url)}' AND query LIKE '%pg_sleep%'"
-        await_(lambda: postgres.run(active))
+        wait_until(lambda: postgres.run(active))
         postgres.run(f"SELECT pg_cancel_backend(pid) FROM ({active}) AS active")
 
     def read() -> None:
@@ -535,10 +535,10 @@ def test_one_process_maintains_until_it_is_gone(postgres: Databases, url: str, o
     assert first.owns_maintenance()
     assert not second.owns_maintenance()
     first.close()
-    await_(second.owns_maintenance)
+    wait_until(second.owns_maintenance)
     assert not first.owns_maintenance()
     postgres.end_connections(url)
-    await_(lambda: first.owns_maintenance() or second.owns_maintenance())
+    wait_until(lambda: first.owns_maintenance() or second.owns_maintenance())
     assert first.owns_maintenance() != second.owns_maintenance()
 
 
@@ -549,7 +549,7 @@ def test_house_is_kept_for_all_clients_while_one_writes(database: store.Postgres
             core.insert_run(connection, core.Principal("", client_id, "", ""), "web", "", "{}", core.MAIN_LINE)
     with database.transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'")
-    await_(database.owns_maintenance)
+    wait_until(database.owns_maintenance)
     house = commits.maintenance_steps(database)
     with ThreadPoolExecutor(1) as pool:
         with database.transaction("one") as connection:
@@ -713,11 +713,11 @@ def test_a_standby_is_read_and_takes_no_writes(own_server: MakeServer, open_at: 
         either = standby.url.replace(":5433/", f":5433,{server.url.split('@')[1].split('/')[0]}/")
         follower = open_at(either, fill=False)  # of the one that takes writes
         add(follower, "c")
-        await_(lambda: "c" in counts(reader))  # which the standby is not waited for
+        wait_until(lambda: "c" in counts(reader))  # which the standby is not waited for
         server.stop("immediate")
         standby.run("pg_ctl", "-D", standby.data, "promote")
-        await_(lambda: tried(lambda: add(follower, "d")))
-        await_(lambda: tried(lambda: add(reader, "e")))
+        wait_until(lambda: tried(lambda: add(follower, "d")))
+        wait_until(lambda: tried(lambda: add(reader, "e")))
         assert counts(follower) == {"a": 1, "c": 1, "d": 1, "e": 1}
     finally:
         standby.stop("immediate")

@@ -18,11 +18,11 @@ import findings_service as core
 from findings_adapters.postgres import copying
 from findings_features import audit
 from tests.clients import API, Client, cases, client_of, client_with, database_of, task
-from tests.engines import in_service, look_into
+from tests.engines import open_database, open_store
 from tests.hostile import slowness
 from tests.postgres_server import Databases, fresh_url, run_in
 from tests.scenarios import WHOLE_TASK, post
-from tests.servers import IMPORTING, await_, command, invoke, start_process
+from tests.servers import IMPORT_CORE, command, invoke, start_process, wait_until
 
 pytestmark = pytest.mark.sqlite  # both engines are in each of these tests, and a file at one end
 TABLES = copying.read_tables()
@@ -58,7 +58,7 @@ def opened(db: object) -> Iterator[Any]:
 
 def rows_of(db: object) -> dict[str, list[tuple[Any, ...]]]:
     """Return all rows of all tables, but for what is a file's own."""
-    with in_service(str(db)) as database, database.snapshot() as connection:
+    with open_store(str(db)) as database, database.snapshot() as connection:
         columns = {table.name: ", ".join(table.columns) for table in TABLES}
         read = {name: connection.execute(f"SELECT {names} FROM {name}") for name, names in columns.items()}
         return {name: sorted(rows.fetchall(), key=repr) for name, rows in read.items()}
@@ -66,7 +66,7 @@ def rows_of(db: object) -> dict[str, list[tuple[Any, ...]]]:
 
 def make_schema(db: object) -> None:
     """Make a database with nothing but the schema."""
-    with in_service(str(db)) as database, database.reading():
+    with open_store(str(db)) as database, database.reading():
         pass
 
 
@@ -77,7 +77,7 @@ def is_empty(url: str) -> bool:
 
 def alter(file: Path, statement: str) -> list[Any]:
     """Change what stands in a file, and return what the statement does."""
-    with look_into(file) as connection:
+    with open_database(file) as connection:
         return connection.execute(statement).fetchall()
 
 
@@ -402,7 +402,7 @@ def test_a_copy_of_other_rows_is_dropped(
     assert not list(tmp_path.glob("new.db*"))
 
 
-SLOW = f"""{IMPORTING}, time
+SLOW = f"""{IMPORT_CORE}, time
 from findings_adapters.postgres import copying
 
 filled = copying.moved
@@ -419,14 +419,15 @@ findings_service.main()
 """
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_copy_that_is_ended_leaves_nothing(small: Path, url: str, tmp_path: Path, how: signal.Signals) -> None:
     for target in (url, str(tmp_path / "new.db")):
         line = [sys.executable, "-c", SLOW, "copy", "--from", str(small), "--to", target]
         copying_one = start_process(line, tmp_path / "slow", "under way")
         assert copying_one.stop(how) != 0
-        assert "Traceback" not in copying_one.heard()
-    await_(lambda: is_empty(url))
+        assert "Traceback" not in copying_one.log_text()
+    wait_until(lambda: is_empty(url))
     assert not (tmp_path / "new.db").exists()
     assert how == signal.SIGKILL or not list(tmp_path.glob("new.db*"))
     copy(small, tmp_path / "new.db")
@@ -485,7 +486,7 @@ def test_a_source_may_be_written_meanwhile(
 
 
 def test_files_are_copied_without_psycopg(small: Path, tmp_path: Path) -> None:
-    without = (sys.executable, "-c", f"{IMPORTING}, sys; sys.modules['psycopg'] = None; findings_service.main()")
+    without = (sys.executable, "-c", f"{IMPORT_CORE}, sys; sys.modules['psycopg'] = None; findings_service.main()")
     assert "Copy a database to another" in command("copy", "--help", program=without).stdout
     done = command("copy", "--from", str(small), "--to", str(tmp_path / "new.db"), program=without)
     assert (done.returncode, done.stderr.endswith("verified.\n")) == (0, True), done.stderr
@@ -506,7 +507,7 @@ def test_what_is_a_files_own_is_not_copied(small: Path, url: str, tmp_path: Path
     for target in (small, tmp_path / "new.db", url):
         if target != small:
             copy(small, target)
-        with in_service(str(target)) as database, database.reading() as connection:
+        with open_store(str(target)) as database, database.reading() as connection:
             noted += connection.execute("SELECT COUNT(*) FROM backups").fetchone()
     assert noted == [1, 0, 0]
 

@@ -17,10 +17,10 @@ import pytest
 
 import findings_service as core
 from tests.clients import API
-from tests.engines import faults_of, in_service
+from tests.engines import integrity_errors_of, open_store
 from tests.hostile import at_most, half_open, slowness
 from tests.postgres_server import PORT, USER, Databases, MakeServer, fresh_url, name_in, run_in
-from tests.servers import IMPORTING, PROGRAM, HttpResponse, Server, await_
+from tests.servers import IMPORT_CORE, PROGRAM, HttpResponse, Server, wait_until
 from tests.slow_network import SlowNetwork, slow_network
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
@@ -51,7 +51,7 @@ class Agent:
 def with_agents(url: str, *names: str) -> list[Agent]:
     """Make clients with keys and runs in a database, beside any service."""
     made = []
-    with in_service(url) as database:
+    with open_store(url) as database:
         for name in names:
             with database.transaction() as connection:
                 key = core.insert_key(connection, "agent", name, "full")
@@ -122,12 +122,12 @@ class Load:
     def await_answers(self) -> None:
         """Wait until every writer was answered from now on."""
         began = time.monotonic()
-        await_(lambda: min(self.last_answers) > began or self.wrong)
+        wait_until(lambda: min(self.last_answers) > began or self.wrong)
         assert not self.wrong, self.wrong[0]
 
     def await_refusals(self, words: str) -> None:
         """Wait until somebody is told why nothing was stored, in these words."""
-        await_(lambda: any(words in detail for detail in self.refusals) or self.wrong)
+        wait_until(lambda: any(words in detail for detail in self.refusals) or self.wrong)
         assert not self.wrong, self.wrong[0]
 
     def _agent(self, number: int) -> Agent:
@@ -178,7 +178,7 @@ class Load:
         stored.update(comment for (comment,) in run_in(url, "SELECT comment FROM history WHERE event = 'comment'"))
         assert [name for name in self.answered if name not in stored] == []
         assert {name: n for name, n in stored.items() if n != 1} == {}
-        assert faults_of(url) == []
+        assert integrity_errors_of(url) == []
         assert self.longest < LONGEST * slowness()
 
 
@@ -263,8 +263,8 @@ def test_while_there_is_no_server_all_is_refused_soon(own_server: MakeServer, se
     assert not any("/" in each.json["detail"] for each in refused)  # no place of the server
     assert service.request("GET", "/").status_code == 200
     server.start()
-    await_(lambda: ask(service, agents[1], *a_finding(agents[1]), **once).status_code == 201)
-    await_(lambda: service.request("GET", "/healthz").status_code == 200)
+    wait_until(lambda: ask(service, agents[1], *a_finding(agents[1]), **once).status_code == 201)
+    wait_until(lambda: service.request("GET", "/healthz").status_code == 200)
 
 
 def test_a_database_that_takes_no_writes_is_read_until_it_does(postgres: Databases, url: str, serving: Serving) -> None:
@@ -275,7 +275,7 @@ def test_a_database_that_takes_no_writes_is_read_until_it_does(postgres: Databas
         postgres.end_connections(url)
         load.await_refusals("takes no writes")
         load.refusals.clear()
-        await_(lambda: load.refusals.total() >= 8)
+        wait_until(lambda: load.refusals.total() >= 8)
         assert [detail for detail in load.refusals if "takes no writes" not in detail] == []
         assert is_unavailable(ask(service, agents[0], *a_finding(agents[0])))
         assert ask(service, agents[0], "GET", f"{API}/tasks").status_code == 200
@@ -358,7 +358,7 @@ def test_a_network_that_cuts_connections_loses_and_doubles_nothing(url: str, ser
 
 
 def test_a_network_that_stalls_is_given_up_and_found_again(url: str, serving: Serving) -> None:
-    program = (PROGRAM[0], "-c", f"{IMPORTING}; {IMPATIENT}; findings_service.main()")
+    program = (PROGRAM[0], "-c", f"{IMPORT_CORE}; {IMPATIENT}; findings_service.main()")
     with slow_network(address_of(url)) as network:
         service = serving(db=on_network(url, network, "?connect_timeout=2"), program=program)
         agents = with_agents(url, "one", "two")

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from tests.clients import API, task
-from tests.documents import HERE, blocks_of, program
-from tests.servers import Server, StandIn, await_, command, connection_to, environment, free_port, standing_in
+from tests.documents import HERE, blocks_of, installed_program
+from tests.servers import Server, StubHandler, command, connection_to, environment, free_port, running_stub, wait_until
 
 BY_PASSWORD = {"Authorization": f"Basic {b64encode(b'anna:correct horse battery').decode()}"}
 BY_COOKIE = {"Cookie": "user=anna@shop.example"}
 
 
-class SignIn(StandIn):
+class SignIn(StubHandler):
     """Stands in for oauth2-proxy, and takes a cookie's word for who somebody is."""
 
     def do_GET(self) -> None:
@@ -65,12 +65,12 @@ def written(name: str, port: int, **ports: int) -> str:
 @pytest.fixture
 def proxied(serve: Callable[..., Server], tmp_path: Path) -> Iterator[Callable[[str], Proxied]]:
     """Start a service, and Caddy before it by a file of the page."""
-    caddy = program("caddy")
+    caddy = installed_program("caddy")
     with ExitStack() as stack:
 
         def start(name: str) -> Proxied:
             service, port = serve(), free_port()
-            sign_in = stack.enter_context(standing_in(ThreadingHTTPServer(("127.0.0.1", 0), SignIn)))
+            sign_in = stack.enter_context(running_stub(ThreadingHTTPServer(("127.0.0.1", 0), SignIn)))
             config = tmp_path / "Caddyfile"
             config.write_text(written(name, port, of_8000=service.port, of_4180=sign_in.server_port), "utf-8")
             made = command("keys", "create", "proxy", "--level", "full", "--for-users", "--db", str(service.db))
@@ -79,7 +79,7 @@ def proxied(serve: Callable[..., Server], tmp_path: Path) -> Iterator[Callable[[
             running = subprocess.Popen(line, env=environment(**own), stderr=subprocess.DEVNULL)
             stack.callback(running.wait)
             stack.callback(running.terminate)
-            await_(lambda: listens(port))
+            wait_until(lambda: listens(port))
             return Proxied(service, port)
 
         yield start

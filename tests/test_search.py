@@ -11,8 +11,8 @@ import flask
 import pytest
 
 from tests.clients import API, SEVERITIES, Client, assert_problem, cases, client_of, rows_of, task
-from tests.engines import faults_of
-from tests.scenarios import plain
+from tests.engines import integrity_errors_of
+from tests.scenarios import without_accents
 
 
 def searched(client: Client, q: str, **query: Any) -> list[str]:
@@ -36,7 +36,7 @@ def random_text(dice: random.Random, length: int) -> str:
 def holds(item: dict[str, Any], q: str) -> bool:
     """Tell whether every word of a search stands in one of a task's texts."""
     texts = [item["title"], item["externalId"] or "", *(each["label"] for each in item["evidence"])]
-    return all(any(plain(word) in plain(text) for text in texts) for word in q.split())
+    return all(any(without_accents(word) in without_accents(text) for text in texts) for word in q.split())
 
 
 def labelled(dice: random.Random) -> dict[str, Any]:
@@ -62,11 +62,11 @@ def test_a_search_finds_what_reading_every_task_finds(
     for _ in range(150):
         words = dice.choice(list(filter(None, random_text(dice, 5).split())))
         text = dice.choice((words[1:] or words, words, dice.choice(tasks)["title"], f"x {dice.randrange(9)}"))
-        if not plain("".join(text.split())):
+        if not without_accents("".join(text.split())):
             continue
         walked = [item["id"] for page in client.walk("tasks", q=text, limit=30) for item in page["tasks"]]
         assert walked == [item["id"] for item in tasks if holds(item, text)], text
-    assert faults_of(tmp_path / "findings.db") == []
+    assert integrity_errors_of(tmp_path / "findings.db") == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_search_follows_what_is_reported_again(client: Client) -> None:
 def test_a_task_without_any_words_is_found_by_none(client: Client, run: str, tmp_path: Path) -> None:
     client.submit(run, task(title="\u0301", externalId="\u0308"), task(title="Old"))
     assert (searched(client, "old"), searched(client, "old", externalId="\u0308")) == (["Old"], [])
-    assert faults_of(tmp_path / "findings.db") == []
+    assert integrity_errors_of(tmp_path / "findings.db") == []
 
 
 def test_a_search_of_500_characters_is_answered_and_a_longer_one_rejected(client: Client, run: str) -> None:

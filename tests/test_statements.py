@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines import in_service
+from tests.engines import open_store
 from tests.postgres_server import Databases
 from tests.statements import Collector, Statement
 
@@ -42,7 +42,7 @@ UNBOUND = {
 def url(postgres: Databases) -> Iterator[str]:
     """A database that has the schema."""
     made = postgres.new()
-    with in_service(made) as database, database.reading():
+    with open_store(made) as database, database.reading():
         pass
     yield made
     postgres.drop(made)

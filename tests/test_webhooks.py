@@ -30,10 +30,10 @@ from standardwebhooks import Webhook
 import findings_service
 from findings_adapters.webhooks import delivery, messages, sending
 from tests.clients import API, Client, assert_problem, cases, client_of, database_of, rows_of, task
-from tests.documents import HERE, blocks_of, program
+from tests.documents import HERE, blocks_of, installed_program
 from tests.hostile import at_most, slowness
 from tests.scenarios import post
-from tests.servers import PATIENCE, Server, StandIn, await_, invoke, program_with, standing_in
+from tests.servers import PATIENCE, Server, StubHandler, invoke, program_with, running_stub, wait_until
 
 Hook = dict[str, Any]
 Deliver = Callable[..., None]
@@ -62,7 +62,7 @@ class Received:
         return json.loads(self.body)
 
 
-class Handler(StandIn):
+class Handler(StubHandler):
     """Notes a request, and answers as its receiver says."""
 
     wbufsize = 0  # what drips goes out at once
@@ -91,7 +91,7 @@ class Receiver:
         self.start()
 
     def start(self) -> None:
-        self.server = self._up.enter_context(standing_in(ThreadingHTTPServer(("127.0.0.1", self.port), Handler)))
+        self.server = self._up.enter_context(running_stub(ThreadingHTTPServer(("127.0.0.1", self.port), Handler)))
         self.server.receiver = self  # type: ignore[attr-defined]
         self.port = self.server.server_port
 
@@ -392,7 +392,7 @@ def test_the_certificate_is_that_of_the_name(
     Names(monkeypatch, hooks=[["127.0.0.1"]], other=[["127.0.0.1"]])
     names = ("-subj", "/CN=hooks.example", "-addext", "subjectAltName=DNS:hooks.example")
     files = ("-keyout", tmp_path / "key", "-out", tmp_path / "pem")
-    line = [program("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
+    line = [installed_program("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
     subprocess.run(line, check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
@@ -756,7 +756,7 @@ def test_neither_another_hook_nor_a_request_waits_for_a_delivery_that_hangs(
     for _ in range(3):
         client.start("web")
     under_way = deliverer.look()
-    await_(lambda: receiver.accepted == fed(client) and len(receiver.received) > 3)
+    wait_until(lambda: receiver.accepted == fed(client) and len(receiver.received) > 3)
     assert [each.event for each in receiver.received if each.path == "/slow"] == fed(client)[:1]
     client.add(client.start("web"))
     assert len(client.read("tasks")["tasks"]) == 1
@@ -883,17 +883,18 @@ def work(server: Server, key: str, runs: int) -> None:
         assert server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"}, key).status_code == 200
 
 
+@pytest.mark.signals
 def test_a_stop_leaves_what_hangs_for_the_next_start(serve: Callable[..., Server], receiver: Receiver) -> None:
     start = partial(serve, program=program_with(LOOK_PAUSE=0.05), FINDINGS_WEBHOOK_PRIVATE="1")
     server, receiver.answer = start(), hang
     assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}).status_code == 201
     server.start_run()
-    await_(lambda: receiver.received)
+    wait_until(lambda: receiver.received)
     with at_most(10):
         assert server.stop() == 0
     receiver.answer = Handler.accept
     start(until="Findings Task Service .*\n")
-    await_(lambda: len(receiver.received) == 2)
+    wait_until(lambda: len(receiver.received) == 2)
     assert receiver.events[0] == receiver.events[1]
 
 
@@ -914,7 +915,7 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
     for how in ends:
         work(server, key, 4)
         seen = len(receiver.received)
-        await_(lambda seen=seen: len(receiver.received) > seen + 3)
+        wait_until(lambda seen=seen: len(receiver.received) > seen + 3)
         receiver.stop()
         time.sleep(0.3)
         receiver.start()
@@ -922,7 +923,7 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
         server = start(until="Findings Task Service .*\n")
     work(server, key, 2)
     expected = [each["id"] for each in server.request("GET", f"{API}/events?limit=1000", key=key).json["events"]]
-    await_(lambda: receiver.accepted[-1:] == expected[-1:])
+    wait_until(lambda: receiver.accepted[-1:] == expected[-1:])
     assert len(expected) == 14 * 5
     assert list(dict.fromkeys(receiver.accepted)) == expected
     assert len(receiver.accepted) - len(expected) <= ends.count(signal.SIGKILL)

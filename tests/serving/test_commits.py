@@ -22,11 +22,21 @@ import pytest
 
 import findings_service
 from findings_adapters.serving import commits
-from tests.clients import API, TESTER, Client, assert_storage_problem, client_of, database_of, rows_of, task, writer_of
-from tests.engines import faults_of, full_error, locked, look_into
+from tests.clients import (
+    API,
+    PRINCIPAL,
+    Client,
+    assert_storage_problem,
+    client_of,
+    database_of,
+    rows_of,
+    task,
+    writer_of,
+)
+from tests.engines import full_error, integrity_errors_of, locked, open_database
 from tests.hostile import slowness
-from tests.scenarios import assert_timed_out, fail
-from tests.servers import PATIENCE, HttpResponse, Server, await_, program_with
+from tests.scenarios import assert_timed_out, raise_panic
+from tests.servers import PATIENCE, HttpResponse, Server, program_with, wait_until
 
 
 class Group:
@@ -97,7 +107,7 @@ def test_a_write_that_waits_too_long_behind_another_is_busy_while_that_goes_on(
         )
         first = asyncio.create_task(scheduler.commit(slow))
         await asyncio.to_thread(begun.wait)
-        second = await scheduler.commit(SimpleNamespace(request=call, apply=fail))
+        second = await scheduler.commit(SimpleNamespace(request=call, apply=raise_panic))
         health = client.get("/healthz").status_code
         still = not first.done()
         ended.set()
@@ -114,7 +124,7 @@ def test_a_write_that_waits_too_long_behind_another_is_busy_while_that_goes_on(
 def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(MAINTENANCE_PAUSE=0.2))
     idle, busy = server.start_run(), server.start_run()
-    with look_into(server.db) as connection:
+    with open_database(server.db) as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z' WHERE id = ?", (idle,))
 
     def failed() -> bool:
@@ -122,7 +132,7 @@ def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(se
         return "failed" in [each["status"] for each in server.request("GET", f"{API}/runs").json["runs"]]
 
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(await_, [failed] * 3))
+        list(pool.map(wait_until, [failed] * 3))
     assert_timed_out(server.request("GET", f"{API}/runs/{idle}").json)
 
 
@@ -248,7 +258,7 @@ def test_what_the_disk_did_not_take_is_not_acknowledged(on_a_disk: Server, tmp_p
     assert on_a_disk.request("POST", path, task()).status_code == 201
     assert on_a_disk.request("GET", f"{API}/tasks").json["total"] == 1
     assert on_a_disk.stop() == 0
-    assert faults_of(on_a_disk.db) == []
+    assert integrity_errors_of(on_a_disk.db) == []
 
 
 def crash(_: object) -> NoReturn:
@@ -261,7 +271,7 @@ def test_whatever_goes_wrong_in_or_beside_a_group_it_is_answered_and_others_come
     listeners = findings_service.Listeners()
     listeners.committed.append(lambda _: 1 // 0)
     environ = {"REQUEST_METHOD": "POST"}
-    call = findings_service.ApiRequest(app.extensions["findings"], environ, "/", TESTER)
+    call = findings_service.ApiRequest(app.extensions["findings"], environ, "/", PRINCIPAL)
 
     async def write() -> list[int]:
         writes = commits.CommitScheduler(database_of(app), listeners)
@@ -366,18 +376,18 @@ def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -
     path, body = f"{API}/runs/{server.start_run()}/tasks", json.dumps(task()).encode()
     with locked(server.db):
         for _ in range(5):
-            with server.under_way(path, len(body)) as connection:
+            with server.begin_post(path, len(body)) as connection:
                 connection.sendall(body)
                 time.sleep(0.03 * slowness())
     assert server.request("POST", path, task()).status_code == 201
-    await_(lambda: server.request("GET", f"{API}/tasks").json["total"] == 6)  # PostgreSQL stores several at once
-    assert "Traceback" not in server.heard()
+    wait_until(lambda: server.request("GET", f"{API}/tasks").json["total"] == 6)  # PostgreSQL stores several at once
+    assert "Traceback" not in server.log_text()
 
 
 def test_the_maintenance_goes_on_behind_what_no_exception_is(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, kept = commits.maintenance_steps(database_of(app)), []
     with monkeypatch.context() as patched:
-        patched.setattr(database_of(app), "run_maintenance", fail)
+        patched.setattr(database_of(app), "run_maintenance", raise_panic)
         next(steps)
     monkeypatch.setattr(database_of(app), "run_maintenance", lambda: kept.append(1))
     next(steps)

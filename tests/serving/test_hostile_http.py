@@ -16,30 +16,30 @@ import pytest
 
 from tests.clients import API, KIB, cases, task
 from tests.engines import locked
-from tests.hostile import another_client, assert_refused, at_most, half_open, raw_request, speak, status_of
-from tests.servers import PATIENCE, Server, await_, program_with
+from tests.hostile import another_client, assert_refused, at_most, half_open, raw_request, send_raw, status_of
+from tests.servers import PATIENCE, Server, program_with, wait_until
 
 UNENDED = b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"  # headers that never end
 
 
-def test_half_open_connections_hold_nobody_up(besieged: Server) -> None:
+def test_half_open_connections_hold_nobody_up(hostile_server: Server) -> None:
     with (
-        half_open(besieged, 300, b""),
-        half_open(besieged, 150, b"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-"),
-        half_open(besieged, 50, besieged.head_of(f"{API}/runs", 100) + b"{"),
-        another_client(besieged, 2.0),
+        half_open(hostile_server, 300, b""),
+        half_open(hostile_server, 150, b"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-"),
+        half_open(hostile_server, 50, hostile_server.post_head(f"{API}/runs", 100) + b"{"),
+        another_client(hostile_server, 2.0),
     ):
         for _ in range(20):
-            assert besieged.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
+            assert hostile_server.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
 
 
-def test_a_slow_body_and_headers_that_never_end_are_given_up(besieged: Server) -> None:
-    with half_open(besieged, 20, besieged.head_of(f"{API}/runs", 10_000) + b"{") as connections:
-        with another_client(besieged, 2.0):
-            await_(lambda: select.select(connections[:1], [], [], 0.05)[0] or connections[0].sendall(b" "))
+def test_a_slow_body_and_headers_that_never_end_are_given_up(hostile_server: Server) -> None:
+    with half_open(hostile_server, 20, hostile_server.post_head(f"{API}/runs", 10_000) + b"{") as connections:
+        with another_client(hostile_server, 2.0):
+            wait_until(lambda: select.select(connections[:1], [], [], 0.05)[0] or connections[0].sendall(b" "))
         for connection in connections:
             assert b"malformed_json" in connection.recv(65536)
-    with half_open(besieged, 1, UNENDED) as connections, suppress(ConnectionResetError):
+    with half_open(hostile_server, 1, UNENDED) as connections, suppress(ConnectionResetError):
         assert not connections[0].recv(1) or connections[0].recv(65536)
 
 
@@ -50,13 +50,15 @@ BOTH_LENGTHS = cases(
 
 
 @pytest.mark.parametrize("headers", BOTH_LENGTHS)
-def test_a_request_with_both_lengths_is_one_request(besieged: Server, headers: list[str]) -> None:
-    hidden = raw_request(besieged, "POST", f"{API}/project-types", b'{"name": "smuggled"}')
+def test_a_request_with_both_lengths_is_one_request(hostile_server: Server, headers: list[str]) -> None:
+    hidden = raw_request(hostile_server, "POST", f"{API}/project-types", b'{"name": "smuggled"}')
     for body in (b"14\r\n" + b'{"name": "twofold"} ' + b"\r\n0\r\n\r\n", b"0\r\n\r\n"):
-        heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers) + hidden)
+        heard = send_raw(
+            hostile_server, raw_request(hostile_server, "POST", f"{API}/project-types", body, *headers) + hidden
+        )
         assert heard.count(b"HTTP/1.1 ") <= 1
         assert status_of(heard) in (0, 200, 201, 400)
-    assert besieged.request("GET", f"{API}/project-types/smuggled").status_code == 404
+    assert hostile_server.request("GET", f"{API}/project-types/smuggled").status_code == 404
 
 
 NEW_TYPE = b'{"name": "smuggled"}'
@@ -82,12 +84,14 @@ LIES = cases(
 @pytest.mark.parametrize("ends", [False, True], ids=["open", "ended"])
 @pytest.mark.parametrize(("body", "headers"), LIES)
 def test_a_lie_about_the_length_is_refused_and_stores_nothing(
-    besieged: Server, body: bytes, headers: list[str], ends: bool
+    hostile_server: Server, body: bytes, headers: list[str], ends: bool
 ) -> None:
-    with another_client(besieged, 2.0):
-        heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers), ends=ends)
+    with another_client(hostile_server, 2.0):
+        heard = send_raw(
+            hostile_server, raw_request(hostile_server, "POST", f"{API}/project-types", body, *headers), ends=ends
+        )
     assert_refused(heard)
-    assert besieged.request("GET", f"{API}/project-types/smuggled").status_code == 404
+    assert hostile_server.request("GET", f"{API}/project-types/smuggled").status_code == 404
 
 
 def test_an_oversized_chunked_body_is_refused_before_its_end(server: Server) -> None:
@@ -124,9 +128,9 @@ STRANGE = cases(
 
 
 @pytest.mark.parametrize("text", STRANGE)
-def test_what_is_no_request_of_ours_is_refused(besieged: Server, text: bytes) -> None:
-    with another_client(besieged, 2.0):
-        assert_refused(speak(besieged, text))
+def test_what_is_no_request_of_ours_is_refused(hostile_server: Server, text: bytes) -> None:
+    with another_client(hostile_server, 2.0):
+        assert_refused(send_raw(hostile_server, text))
 
 
 STRANGE_HEADERS = cases(
@@ -139,16 +143,19 @@ STRANGE_HEADERS = cases(
 
 
 @pytest.mark.parametrize("headers", STRANGE_HEADERS)
-def test_strange_headers_change_nothing(besieged: Server, headers: str) -> None:
-    plain, strange = (raw_request(besieged, "GET", f"{API}/project-types", b"", *more) for more in ((), (headers,)))
-    heard = [speak(besieged, text) for text in (plain, strange.decode().encode("latin-1"))]
+def test_strange_headers_change_nothing(hostile_server: Server, headers: str) -> None:
+    plain, strange = (
+        raw_request(hostile_server, "GET", f"{API}/project-types", b"", *more) for more in ((), (headers,))
+    )
+    heard = [send_raw(hostile_server, text) for text in (plain, strange.decode().encode("latin-1"))]
     assert [status_of(each) for each in heard] == [200, 200]
     assert heard[0].split(b"\r\n\r\n")[1] == heard[1].split(b"\r\n\r\n")[-1]
 
 
+@pytest.mark.signals
 def test_a_stop_waits_for_half_open_connections_but_not_for_long(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_BODY_TIMEOUT="3")
-    texts = [b"", UNENDED, server.head_of(f"{API}/runs", 1000) + b"{", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+    texts = [b"", UNENDED, server.post_head(f"{API}/runs", 1000) + b"{", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
     with ExitStack() as stack:
         for text in (*texts, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"):
             stack.enter_context(half_open(server, 20, text))
@@ -170,7 +177,7 @@ def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Serv
 @pytest.mark.parametrize("length", [1, 16_000])
 def test_the_key_is_judged_before_a_small_body(serve: Callable[..., Server], length: int) -> None:
     server = serve(FINDINGS_BODY_TIMEOUT="1h")
-    request = server.head_of(f"{API}/runs", length).replace(server.key.encode(), b"fts_unknown")
+    request = server.post_head(f"{API}/runs", length).replace(server.key.encode(), b"fts_unknown")
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(request)  # and nothing of the body
         assert status_of(connection.recv(65536)) == 401
@@ -179,7 +186,7 @@ def test_the_key_is_judged_before_a_small_body(serve: Callable[..., Server], len
 def test_a_client_that_sends_a_refused_body_first_reads_the_response(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(DRAINING=PATIENCE, DRAINING_UNKNOWN=PATIENCE))
     for key in (server.key, "fts_unknown"):
-        head = server.head_of(f"{API}/runs", 32 * KIB * KIB).replace(server.key.encode(), key.encode())
+        head = server.post_head(f"{API}/runs", 32 * KIB * KIB).replace(server.key.encode(), key.encode())
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             connection.sendall(head + b"x" * (32 * KIB * KIB))
             assert status_of(connection.recv(65536)) == (413 if key == server.key else 401)
@@ -203,7 +210,7 @@ def test_a_client_that_takes_nothing_of_a_response_is_cut_off(serve: Callable[..
         stalled.sendall(raw_request(server, "GET", f"{API}/tasks?limit=200&view=full"))
         assert stalled.recv(12) == b"HTTP/1.1 200"
         own = opened() - before
-        await_(lambda: not own & opened())
+        wait_until(lambda: not own & opened())
         with pytest.raises(ConnectionResetError):
             deque(iter(partial(stalled.recv, 1 << 20), b""), maxlen=0)
 
@@ -225,13 +232,13 @@ BEFORE_THE_BODY = cases(
 
 @pytest.mark.parametrize(("method", "path", "headers", "status"), BEFORE_THE_BODY)
 def test_what_can_be_judged_before_a_large_body_is(
-    besieged: Server, hostile_key: str, method: str, path: str, headers: dict[str, str], status: int
+    hostile_server: Server, hostile_key: str, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     sent = {"Host": "x", "Authorization": f"Bearer {hostile_key}", "Content-Type": "application/json"} | headers
     if "Transfer-Encoding" not in sent:
         sent.setdefault("Content-Length", "1000000")
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
-    with half_open(besieged, 1, "\r\n".join([*lines, "\r\n"]).encode()) as (connection,):
+    with half_open(hostile_server, 1, "\r\n".join([*lines, "\r\n"]).encode()) as (connection,):
         heard = connection.recv(65536)  # although none of the body was sent
     assert status_of(heard) == status
     assert b"connection: close" in heard.lower()

@@ -21,10 +21,10 @@ import findings_service
 from findings_service import DatabaseUnusable, create_app
 from tests.clients import API, assert_storage_problem, cases, database_of, task
 from tests.documents import HERE
-from tests.engines import db_at, faults_of, look_into
-from tests.files import contents_of, put_back, refused_everywhere, took_away
+from tests.engines import db_at, integrity_errors_of, open_database
+from tests.files import assert_storage_unusable, database_files, move_database_away, move_database_back
 from tests.postgres_server import children_of, is_alive
-from tests.servers import LISTENING, PATIENCE, Server, await_, command, invoke, program_with
+from tests.servers import LISTENING, PATIENCE, Server, command, invoke, program_with, wait_until
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -47,20 +47,20 @@ def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched
     path = f"{API}/runs/{server.start_run()}/tasks"
     for _ in range(5):
         assert server.request("POST", path, task()).status_code == 201
-    took_away(server.db)
-    before = contents_of(server.db.parent)
+    move_database_away(server.db)
+    before = database_files(server.db.parent)
     for _ in range(4 * workers):
-        refused_everywhere(server.request)
-    assert contents_of(server.db.parent) == before
-    await_(lambda: server.heard().count("every request is refused") >= workers)  # each process has seen it
-    put_back(server.db)
-    refused_everywhere(server.request)
+        assert_storage_unusable(server.request)
+    assert database_files(server.db.parent) == before
+    wait_until(lambda: server.log_text().count("every request is refused") >= workers)  # each process has seen it
+    move_database_back(server.db)
+    assert_storage_unusable(server.request)
     assert server.stop() == 0
-    heard = server.heard()
+    heard = server.log_text()
     assert (heard.count("every request is refused until a restart"), "Traceback" in heard) == (workers, False)
     again = serve(until=LISTENING)
     assert again.request("GET", f"{API}/tasks", key=server.key).json["total"] == 5
-    assert faults_of(server.db) == []
+    assert integrity_errors_of(server.db) == []
 
 
 @pytest.mark.sqlite
@@ -69,7 +69,7 @@ def test_a_health_check_during_a_write_notices_that_the_file_was_moved(tmp_path:
     database = database_of(create_app(db=str(db)))
     with database.transaction():
         database.probe()
-        took_away(db)
+        move_database_away(db)
         with pytest.raises(DatabaseUnusable, match="was moved"):
             database.probe()
     database.close()
@@ -82,18 +82,18 @@ def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_ki
 ) -> None:
     first = serve("--workers", str(workers), program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
     first.start_run()
-    took_away(first.db)
+    move_database_away(first.db)
     second = serve()
     path = f"{API}/runs/{second.start_run()}/tasks"
     for _ in range(6):
         assert second.request("POST", path, task()).status_code == 201
-        refused_everywhere(first.request)
+        assert_storage_unusable(first.request)
     assert first.stop() == 0
     second.stop(signal.SIGKILL)
-    with look_into(second.db) as connection:
+    with open_database(second.db) as connection:
         assert connection.execute("SELECT COUNT(*) FROM tasks").fetchone() == (6,)
-    assert faults_of(second.db) == []
-    assert faults_of(second.db.with_name("moved.db")) == []
+    assert integrity_errors_of(second.db) == []
+    assert integrity_errors_of(second.db.with_name("moved.db")) == []
 
 
 def insist(server: Server, path: str, body: Any) -> int:
@@ -112,12 +112,12 @@ def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable
         statuses = list(pool.map(lambda body: insist(server, f"{API}/runs/{run}/tasks", body), batches))
     assert (statuses.count(201), statuses.count(200)) == (100, 100)
     assert {server.request("GET", f"{API}/runs", key=key.result().stdout.strip()).status_code for key in keys} == {200}
-    with look_into(server.db) as connection:
+    with open_database(server.db) as connection:
         found = connection.execute("SELECT external_id FROM tasks ORDER BY external_id").fetchall()
     assert found == sorted((f"{n}.{i}",) for n in range(100) for i in range(5))
     submitted = server.request("GET", f"{API}/runs/{run}").json["submitted"]
     assert [submitted[name] for name in ("created", "reopened", "resolved")] == [500, 0, 0]
-    assert faults_of(server.db) == []
+    assert integrity_errors_of(server.db) == []
 
 
 KEEPING_HOUSE = """
@@ -156,7 +156,7 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
         for each in (first, second):
             each.kill()
             each.communicate()
-    assert faults_of(tmp_path / "x.db") == []
+    assert integrity_errors_of(tmp_path / "x.db") == []
 
 
 @pytest.mark.sqlite
@@ -174,11 +174,11 @@ def test_no_command_checkpoints_beside_a_service(serve: Callable[..., Server]) -
 
 @pytest.mark.sqlite
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
-def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
-    aged.with_name("findings.db-checkpointer").unlink()
-    os.chown(aged, 65534, 65534)
-    database_of(create_app(db=str(aged)))
-    lock = aged.with_name("findings.db-checkpointer").stat()
+def test_root_leaves_the_lock_to_the_databases_owner(filled: Path) -> None:
+    filled.with_name("findings.db-checkpointer").unlink()
+    os.chown(filled, 65534, 65534)
+    database_of(create_app(db=str(filled)))
+    lock = filled.with_name("findings.db-checkpointer").stat()
     assert (lock.st_uid, lock.st_gid, stat.S_IMODE(lock.st_mode)) == (65534, 65534, 0o600)
 
 
@@ -200,6 +200,7 @@ def test_a_system_without_locks_checkpoints_in_each_process(
     checkpointer.release()
 
 
+@pytest.mark.signals
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_all_workers_stop_when_one_dies(serve: Callable[..., Server], number: int) -> None:
@@ -208,5 +209,5 @@ def test_all_workers_stop_when_one_dies(serve: Callable[..., Server], number: in
     assert len(processes) == 3
     os.kill(processes[number], signal.SIGKILL)
     assert server.process.wait(PATIENCE) == (1 if number else -signal.SIGKILL)
-    assert not number or "a worker died, and so all were stopped" in server.heard()
-    await_(lambda: not any(map(is_alive, processes)))
+    assert not number or "a worker died, and so all were stopped" in server.log_text()
+    wait_until(lambda: not any(map(is_alive, processes)))

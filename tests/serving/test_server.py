@@ -27,31 +27,31 @@ from findings_adapters.serving import rsgi
 from findings_service import Busy
 from tests.clients import API, KIB, assert_problem, cases, task
 from tests.documents import HERE
-from tests.engines import ON_POSTGRES, db_at, locked, look_into, placed
-from tests.hostile import at_most, half_open, raw_request, slowness, speak, status_of
-from tests.scenarios import ENDLESS, in_a
+from tests.engines import ON_POSTGRES, db_at, locked, open_database, with_databases
+from tests.hostile import at_most, half_open, raw_request, send_raw, slowness, status_of
+from tests.scenarios import BACKTRACKING, in_a
 from tests.servers import (
-    IMPORTING,
+    IMPORT_CORE,
     LISTENING,
     PATIENCE,
     PROGRAM,
     SECRET,
     Server,
-    await_,
     command,
     connection_to,
     environment,
-    memory_of,
     program_with,
+    resident_memory,
+    wait_until,
 )
 
 
 @pytest.fixture(scope="module")
-def user_key(besieged: Server) -> str:
-    return command("keys", "create", "proxy", "--for-users", "--db", str(besieged.db)).stdout.strip()
+def user_key(hostile_server: Server) -> str:
+    return command("keys", "create", "proxy", "--for-users", "--db", str(hostile_server.db)).stdout.strip()
 
 
-FAILING = f"""{IMPORTING}
+FAILING = f"""{IMPORT_CORE}
 from findings_adapters.serving import commits, processes
 
 def fail(*_, **__):
@@ -82,11 +82,11 @@ def test_a_thread_that_others_need_ends_the_process_where_it_fails(
         FINDINGS_LOG="text",
         FINDINGS_API_KEY=SECRET,
     )
-    if re.search(LISTENING, server.said):  # the line of the first request may have been one too many
+    if re.search(LISTENING, server.startup_output):  # the line of the first request may have been one too many
         with suppress(OSError, http.client.HTTPException):
             server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
     assert server.process.wait(PATIENCE) == 1
-    assert f"the thread {thread} failed, and so the process ends" in server.heard()
+    assert f"the thread {thread} failed, and so the process ends" in server.log_text()
 
 
 def test_a_server_goes_on_behind_what_no_exception_is(serve: Callable[..., Server]) -> None:
@@ -110,20 +110,25 @@ def test_health_is_told_within_its_time_while_the_writing_thread_hangs(serve: Ca
     assert server.request("GET", f"{API}/tasks").status_code == 200
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_finishes_the_request_under_way(serve: Callable[..., Server], how: signal.Signals) -> None:
     server = serve(FINDINGS_SCHEMA_TIMEOUT="4s")
-    run, body = server.start_run(in_a({"pattern": "^(a|aa)+$"})), json.dumps(task(extensions=ENDLESS)).encode()
-    with server.under_way(f"{API}/runs/{run}/tasks", len(body)) as connection:
+    run, body = (
+        server.start_run(in_a({"pattern": "^(a|aa)+$"})),
+        json.dumps(task(extensions=BACKTRACKING)).encode(),
+    )
+    with server.begin_post(f"{API}/runs/{run}/tasks", len(body)) as connection:
         connection.sendall(body)
         time.sleep(0.15)
         assert server.stop(how) == 0
         assert b"extension_check_timeout" in connection.recv(65536)
 
 
+@pytest.mark.signals
 def test_a_stop_waits_for_a_body_that_is_still_coming(server: Server) -> None:
     run, body = server.start_run(), json.dumps(task()).encode()
-    with server.under_way(f"{API}/runs/{run}/tasks", len(body)) as connection:
+    with server.begin_post(f"{API}/runs/{run}/tasks", len(body)) as connection:
         connection.sendall(body[:10])
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -132,6 +137,7 @@ def test_a_stop_waits_for_a_body_that_is_still_coming(server: Server) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize(("workers", "how"), [("1", signal.SIGTERM), ("1", signal.SIGINT), ("2", signal.SIGTERM)])
 def test_signals_without_end_are_one_stop(serve: Callable[..., Server], workers: str, how: signal.Signals) -> None:
     server = serve("--workers", workers)
@@ -143,10 +149,11 @@ def test_signals_without_end_are_one_stop(serve: Callable[..., Server], workers:
                 os.kill(server.process.pid, how)
         return server.process.poll() is not None
 
-    await_(has_ended)
+    wait_until(has_ended)
     assert server.process.returncode == 0
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize(
     ("query", "accept"), cases(page=("limit=200&view=full", "application/json"), stream=("", "application/sarif+json"))
 )
@@ -166,9 +173,10 @@ def test_an_answer_that_nobody_takes_does_not_keep_a_server_from_stopping(
 
 
 # asyncio's own event loop: a signal's byte finds no room in its pipe when that is full of wake-ups.
-WITHOUT_UVLOOP = f"{IMPORTING}, sys; sys.modules['uvloop'] = None; findings_service.main()"
+WITHOUT_UVLOOP = f"{IMPORT_CORE}, sys; sys.modules['uvloop'] = None; findings_service.main()"
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(
     serve: Callable[..., Server], how: signal.Signals
@@ -210,13 +218,13 @@ def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(
     asyncio.run(stop_while_busy())
     assert (server.process.returncode, halves) == (0, [])
     stored = {item["id"] for each in answers for item in json.loads(each)["tasks"]}
-    with look_into(server.db) as connection:
+    with open_database(server.db) as connection:
         assert stored <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
 
 
 def test_a_server_refuses_a_body_that_ends_early(server: Server) -> None:
-    head = server.head_of(f"{API}/project-types", 100)
-    heard = speak(server, head + b'{"name": "web"}', ends=True)
+    head = server.post_head(f"{API}/project-types", 100)
+    heard = send_raw(server, head + b'{"name": "web"}', ends=True)
     assert (status_of(heard), b"malformed_json" in heard) == (400, True)
     assert server.request("GET", f"{API}/project-types").json == {"projectTypes": []}
 
@@ -237,15 +245,15 @@ def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Serv
 @pytest.mark.parametrize("known", [False, True], ids=["without_a_key", "with_a_key"])
 def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) -> None:
     run, key = server.start_run(), server.key if known else "fts_no"
-    head = server.head_of(f"{API}/runs/{run}/tasks", 16 * KIB * KIB).replace(server.key.encode(), key.encode())
-    before, peak = memory_of(server), 0.0
+    head = server.post_head(f"{API}/runs/{run}/tasks", 16 * KIB * KIB).replace(server.key.encode(), key.encode())
+    before, peak = resident_memory(server), 0.0
     with half_open(server, 40, head) as connections:
         for turn in range(60):
             for connection in connections:
                 connection.setblocking(False)
                 with suppress(OSError):  # a server that has refused it may have closed it
                     connection.send(b" " * 512 * KIB)
-            peak = max(peak, memory_of(server))
+            peak = max(peak, resident_memory(server))
             if turn % 20 == 0:
                 assert server.request("GET", f"{API}/runs").status_code == 200
     assert peak - before < 130
@@ -253,16 +261,20 @@ def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) ->
 
 
 def test_large_bodies_that_come_slowly_hold_up_no_other_client_and_no_smaller_body(
-    besieged: Server, hostile_key: str
+    hostile_server: Server, hostile_key: str
 ) -> None:
-    other = command("keys", "create", "other", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
-    head = besieged.head_of(f"{API}/runs", 16 * KIB * KIB)
-    heads = [head.replace(besieged.key.encode(), key.encode()) + b"{" for key in (hostile_key, other)]
-    with half_open(besieged, 20, heads[0]), half_open(besieged, 20, heads[1]):
-        for key, size in ((besieged.key, 2 * KIB * KIB), (besieged.key, 100 * KIB), (hostile_key, 100 * KIB)):
+    other = command("keys", "create", "other", "--client", "hostile", "--db", str(hostile_server.db)).stdout.strip()
+    head = hostile_server.post_head(f"{API}/runs", 16 * KIB * KIB)
+    heads = [head.replace(hostile_server.key.encode(), key.encode()) + b"{" for key in (hostile_key, other)]
+    with half_open(hostile_server, 20, heads[0]), half_open(hostile_server, 20, heads[1]):
+        for key, size in (
+            (hostile_server.key, 2 * KIB * KIB),
+            (hostile_server.key, 100 * KIB),
+            (hostile_key, 100 * KIB),
+        ):
             body = b'{"name": "web"' + b" " * size + b"}"
             with at_most(2):
-                assert besieged.request("POST", f"{API}/project-types", body, key).status_code in (200, 201)
+                assert hostile_server.request("POST", f"{API}/project-types", body, key).status_code in (200, 201)
 
 
 def test_large_bodies_beyond_what_is_held_of_all_and_of_each_client_are_busy() -> None:
@@ -298,7 +310,7 @@ def test_what_needs_no_check_waits_for_none_of_its_client(server: Server) -> Non
     server.request("POST", f"{API}/project-types", {"name": "plain"})
     run = server.request("POST", f"{API}/runs", {"projectType": "plain"}).json["id"]
     with ThreadPoolExecutor(4) as pool:
-        hostile = task(extensions=ENDLESS)
+        hostile = task(extensions=BACKTRACKING)
         checks = [pool.submit(server.request, "POST", f"{API}/runs/{slow}/tasks", hostile) for _ in range(4)]
         time.sleep(0.1)
         refused = server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [{}]})
@@ -313,10 +325,11 @@ def test_a_header_that_is_no_ascii_is_not_left_out_and_one_with_an_underscore_is
     server.start_run()
     for line, status in (("Idempotency-Key: é", 400), ("Content-Encoding: é", 415), *[("Idempotency_Key: k", 201)] * 2):
         request = raw_request(server, "POST", f"{API}/runs", b'{"projectType": "web"}', line)
-        assert status_of(speak(server, request)) == status
+        assert status_of(send_raw(server, request)) == status
     assert server.request("GET", f"{API}/runs").json["total"] == 3
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_end_of_a_terminal_ends_a_service_as_a_stop_does(serve: Callable[..., Server], workers: str) -> None:
     server = serve("--workers", workers)
@@ -324,6 +337,7 @@ def test_the_end_of_a_terminal_ends_a_service_as_a_stop_does(serve: Callable[...
     assert not server.db.with_name("served.db-wal").exists() or ON_POSTGRES
 
 
+@pytest.mark.signals
 def test_a_service_that_is_to_outlive_its_terminal_does(serve: Callable[..., Server]) -> None:
     server = serve(program=("nohup", *PROGRAM))
     server.process.send_signal(signal.SIGHUP)
@@ -344,12 +358,14 @@ def test_a_service_that_is_to_outlive_its_terminal_does(serve: Callable[..., Ser
         no_ascii=(["Findings-User: Jürgen"], 400),
     ),
 )
-def test_a_user_is_named_once_and_in_ascii(besieged: Server, user_key: str, lines: list[str], status: int) -> None:
-    request = raw_request(besieged, "GET", f"{API}/me", b"", *lines)
-    heard = speak(besieged, request.replace(besieged.key.encode(), user_key.encode()))
+def test_a_user_is_named_once_and_in_ascii(
+    hostile_server: Server, user_key: str, lines: list[str], status: int
+) -> None:
+    request = raw_request(hostile_server, "GET", f"{API}/me", b"", *lines)
+    heard = send_raw(hostile_server, request.replace(hostile_server.key.encode(), user_key.encode()))
     assert status_of(heard) == status
     assert (b'"user":"anna"' in heard, b"`serve` reads ASCII only" in heard) == (status == 200, status == 400)
-    with_any_key = besieged.request("GET", f"{API}/me", Findings_User="anna")
+    with_any_key = hostile_server.request("GET", f"{API}/me", Findings_User="anna")
     assert_problem(with_any_key, 400, "invalid_parameter")
 
 
@@ -378,7 +394,7 @@ def test_of_what_takes_long_a_client_has_one_under_way_and_others_come_between(s
 
     def submit(scheme: str) -> int:
         headers = {"Authorization": f"{scheme} {server.key}"}
-        return server.request("POST", f"{API}/runs/{run}/tasks", task(extensions=ENDLESS), **headers).status_code
+        return server.request("POST", f"{API}/runs/{run}/tasks", task(extensions=BACKTRACKING), **headers).status_code
 
     began = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
@@ -390,6 +406,7 @@ def test_of_what_takes_long_a_client_has_one_under_way_and_others_come_between(s
     assert time.monotonic() - began > 3 * 0.5  # one after the other
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("started", [1, 7])
 def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started: int) -> None:
     line = [*PROGRAM, "serve", "--port", "0", "--workers", "8", "--db", str(tmp_path / "starting.db")]
@@ -417,6 +434,7 @@ findings_service.main()
 """
 
 
+@pytest.mark.signals
 def test_a_signal_that_does_not_interrupt_the_waiting_process_stops_the_service(serve: Callable[..., Server]) -> None:
     server = serve("--workers", "2", program=(sys.executable, "-c", SIGNALLED))
     assert server.process.wait(PATIENCE) == 0
@@ -439,6 +457,7 @@ findings_service.main()
 """
 
 
+@pytest.mark.signals
 def test_more_signals_than_a_pipe_holds_stop_the_service(tmp_path: Path) -> None:
     line = [sys.executable, "-c", FULL, "serve", "--port", "0", "--workers", "2", "--db", str(tmp_path / "full.db")]
     done = subprocess.run(
@@ -454,6 +473,7 @@ def test_the_end_of_another_child_is_not_that_of_a_worker(serve: Callable[..., S
     assert server.stop() == 0
 
 
+@pytest.mark.signals
 @pytest.mark.sqlite
 def test_a_stop_waits_only_once_for_a_program_that_has_the_file_locked(serve: Callable[..., Server]) -> None:
     server = serve("--workers", "3", FINDINGS_BUSY_TIMEOUT="3s")
@@ -468,7 +488,7 @@ def test_a_stop_waits_only_once_for_a_program_that_has_the_file_locked(serve: Ca
 @contextmanager
 def on_a_pipe(program: Sequence[str], db: Path, **env: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Start a server whose words go into a pipe, of which nothing is read any more once its port is known."""
-    line = placed([*program, "serve", "--port", "0", "--db", db_at(db, ready=True)], HERE)
+    line = with_databases([*program, "serve", "--port", "0", "--db", db_at(db, ready=True)], HERE)
     asked = environment(FINDINGS_API_KEY=SECRET, **env)
     with subprocess.Popen(line, stderr=subprocess.PIPE, env=asked, cwd=HERE) as process:
         try:
@@ -533,7 +553,8 @@ findings_service.main()
 """
 
 
+@pytest.mark.signals
 def test_a_stop_calls_what_is_registered_and_waits_for_no_interpreter(serve: Callable[..., Server]) -> None:
     server = serve(program=(sys.executable, "-c", LEFT_BEHIND))
     assert server.stop() == 0
-    assert "said at exit" in server.heard()
+    assert "said at exit" in server.log_text()
