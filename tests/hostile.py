@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import socket
-import statistics
 import threading
-import time
-import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
 from tests.clients import API
-from tests.servers import PATIENCE, PROGRAM, Server, command, start_process
+from tests.servers import PATIENCE, PROGRAM, Server, at_most, command, start_process
 
-USUAL = 0.006  # seconds that the work of `slowness` takes on a machine with nothing else to do
+READ_BOUND = 1.5  # seconds for a plain read; the contract promises 0.3, but other tests run at the same time
 
 
 @pytest.fixture(scope="module")
 def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server that hostile clients share with others; bodies must arrive in seconds."""
-    db = tmp_path_factory.mktemp("hostile_server") / "besieged.db"
+    """A server that hostile clients share with others. A body must arrive within 2 seconds."""
+    db = tmp_path_factory.mktemp("hostile") / "hostile.db"
     line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
-    server = start_process(line, db, FINDINGS_BODY_TIMEOUT=f"{min(slowness(), 5)}", FINDINGS_SCHEMA_TIMEOUT="2s")
+    server = start_process(line, db, FINDINGS_BODY_TIMEOUT="2s", FINDINGS_SCHEMA_TIMEOUT="2s")
     try:
         server.start_run()
         yield server
@@ -39,30 +36,15 @@ def hostile_key(hostile_server: Server) -> str:
     return command("keys", "create", "hostile", "--client", "hostile", "--db", str(hostile_server.db)).stdout.strip()
 
 
-def slowness(clock: Callable[[], float] = time.monotonic) -> float:
-    """Return how many times as long as usual a known piece of work takes at this moment, at least 1."""
-    took = timeit.repeat("for number in range(500_000): pass", timer=clock, number=1)
-    return max(1.0, statistics.median(took) / USUAL)
-
-
 @contextmanager
-def at_most(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Check that the block takes at most so long, or as many times longer as a known piece of work does now."""
-    began = clock()
-    yield
-    took = clock() - began
-    assert took < seconds or took < seconds * slowness(clock)
-
-
-@contextmanager
-def another_client(server: Server, bound: float) -> Iterator[None]:
-    """Read as another client meanwhile, and check that each response takes at most `bound` seconds."""
+def another_client(server: Server) -> Iterator[None]:
+    """Send plain reads as another client, and check that none waits for long (contract §1, Time)."""
     done = threading.Event()
 
     def read() -> None:
         ended = False
         while not ended:
-            with at_most(bound):
+            with at_most(READ_BOUND):
                 assert server.request("GET", f"{API}/runs").json["total"] >= 1
             ended = done.wait(0.02)
 

@@ -143,6 +143,14 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
         time.sleep(0.01)
 
 
+@contextmanager
+def at_most(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Check that the block takes at most so many seconds."""
+    began = clock()
+    yield
+    assert clock() - began < seconds
+
+
 PORTS = secrets.SystemRandom().sample(range(20_000, 32_000), 12_000)  # below those that outgoing connections get
 
 

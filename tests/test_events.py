@@ -23,7 +23,6 @@ import findings_features.events as events
 import findings_service as core
 from tests.clients import API, PRINCIPAL, Client, assert_problem, client_of, database_of, task
 from tests.engines import db_at
-from tests.hostile import slowness
 from tests.scenarios import raise_panic, sqlite_steps
 from tests.servers import LISTENING, Server, command, invoke, program_with, wait_until
 
@@ -293,7 +292,7 @@ def held(*ask: Any, **query: str) -> Iterator[Future[Any]]:
     """Let somebody wait for what comes, and give what becomes of it."""
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(*ask, **query)
-        time.sleep(0.5 * slowness())
+        time.sleep(1)
         yield under_way
 
 
@@ -308,7 +307,7 @@ def test_who_waits_is_told_of_what_comes_meanwhile_and_a_stop_ends_all_waiting_a
     with ThreadPoolExecutor(20) as pool:
         told = [pool.submit(waiting, server) for _ in range(20)]
         wait_until(lambda: server.request("GET", "/healthz").status_code == 200)
-        time.sleep(0.5 * slowness())
+        time.sleep(1)
         assert server.stop() == 0
         assert [each.result() for each in told] == [[]] * 20
 
@@ -331,9 +330,9 @@ def test_more_than_may_wait_are_told_at_once_and_who_is_told_or_goes_away_makes_
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         path = f"{API}/events?after=latest&wait=30"
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n".encode())
-        time.sleep(0.5 * slowness())
+        time.sleep(1)
         assert waiting(server) == []
-    time.sleep(slowness())
+    time.sleep(1)
     wait_alone()
 
 

@@ -20,7 +20,7 @@ import findings_service as core
 from tests.clients import API, assert_problem, task
 from tests.documents import HERE
 from tests.files import database_of_version
-from tests.hostile import half_open, slowness, status_of
+from tests.hostile import half_open, status_of
 from tests.servers import IMPORT_CORE, Server, command, environment, start_process
 
 FOLDERS = ("findings_features", "findings_adapters")
@@ -213,7 +213,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(alone: Path, tmp_path: Path) -> Iterator[Server]:
     """A service of the module alone, which ends well."""
     line = [sys.executable, str(alone), "serve", "--db", str(tmp_path / "alone.db"), "--port", "0"]
-    server = start_process(line, tmp_path / "alone.db", FINDINGS_BODY_TIMEOUT=f"{min(slowness(), 5)}")
+    server = start_process(line, tmp_path / "alone.db", FINDINGS_BODY_TIMEOUT="2s")
     yield server
     assert server.stop() == 0
 

@@ -21,7 +21,6 @@ from findings_adapters.postgres import dialect
 from findings_adapters.serving import commits
 from findings_features import audit
 from tests.clients import cases, patch_core
-from tests.hostile import slowness
 from tests.postgres_server import USER, Databases, MakeServer, PostgresServer, fresh_url, name_in, run_in
 from tests.servers import PATIENCE, wait_until
 
@@ -657,7 +656,7 @@ def test_a_reader_whose_server_is_silent_or_ends_the_connection_may_try_again(
 
 
 def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> None:
-    database = open_at(f"{url}?options=-cstatement_timeout%3D{200 * slowness():.0f}")
+    database = open_at(f"{url}?options=-cstatement_timeout%3D1000")
     with pytest.raises(core.Busy, match="too long"), database.transaction("one") as connection:
         connection.execute("SELECT pg_sleep(5)").fetchall()
     add(database, "a")

@@ -19,7 +19,6 @@ from findings_adapters.postgres import copying
 from findings_features import audit
 from tests.clients import API, Client, cases, client_of, client_with, database_of, task
 from tests.engines import open_database, open_store
-from tests.hostile import slowness
 from tests.postgres_server import Databases, fresh_url, run_in
 from tests.scenarios import WHOLE_TASK, post
 from tests.servers import IMPORT_CORE, command, invoke, start_process, wait_until
@@ -517,7 +516,7 @@ def test_an_audit_may_take_longer_than_a_request(
 ) -> None:
     store = pytest.importorskip("findings_adapters.postgres.store")
     copy(small, url)
-    second = slowness()
+    second = 2.0
     monkeypatch.setattr(store, "STATEMENT_TIME", second / 2)
     monkeypatch.setattr(store, "SILENCE", second / 10)
     slow = f"SELECT id FROM runs WHERE pg_sleep({0.4 * second}) IS NULL"  # there are three

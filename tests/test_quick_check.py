@@ -16,7 +16,6 @@ import pytest
 
 import findings_service
 from tests.clients import cases
-from tests.hostile import slowness
 
 
 def any_schema(random_source: random.Random, draft: int, depth: int = 0) -> Any:
@@ -127,4 +126,4 @@ def test_the_fast_validator_is_never_given_more_than_takes_milliseconds(schema: 
         began = time.thread_time()
         assert accepts(value, size * len(value))
         took.append(time.thread_time() - began)
-    assert min(took) < 0.02 * slowness(time.thread_time)
+    assert min(took) < 0.1  # of the 0.3 s that a request may keep the event loop busy

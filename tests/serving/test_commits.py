@@ -34,7 +34,6 @@ from tests.clients import (
     writer_of,
 )
 from tests.engines import full_error, integrity_errors_of, locked, open_database
-from tests.hostile import slowness
 from tests.scenarios import assert_timed_out, raise_panic
 from tests.servers import PATIENCE, HttpResponse, Server, program_with, wait_until
 
@@ -226,7 +225,7 @@ def on_a_disk(tmp_path: Path, serve: Callable[..., Server]) -> Iterator[Server]:
     (tmp_path / "sync.c").write_text(SYNC)
     library = str(tmp_path / "sync.so")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "sync.c"), "-ldl"], check=True)
-    slow = {"SLOW_WHILE": str(tmp_path / "slow"), "SLOW_BY": f"{300_000 * slowness():.0f}"}  # microseconds
+    slow = {"SLOW_WHILE": str(tmp_path / "slow"), "SLOW_BY": "300000"}  # microseconds
     yield serve(LD_PRELOAD=library, BROKEN_WHILE=str(tmp_path / "broken"), **slow)
     (tmp_path / "slow").unlink(missing_ok=True)
 
@@ -378,7 +377,7 @@ def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -
         for _ in range(5):
             with server.begin_post(path, len(body)) as connection:
                 connection.sendall(body)
-                time.sleep(0.03 * slowness())
+                time.sleep(0.1)
     assert server.request("POST", path, task()).status_code == 201
     wait_until(lambda: server.request("GET", f"{API}/tasks").json["total"] == 6)  # PostgreSQL stores several at once
     assert "Traceback" not in server.log_text()
