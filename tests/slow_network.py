@@ -34,19 +34,12 @@ def without_delay(found: socket.socket) -> socket.socket:
 
 
 class Way:
-    """One direction of a connection: what is on its way, and when it arrives.
+    """One direction of a connection: the bytes in transit, and when each piece arrives."""
 
-    `trip` is the number of the round trip that the last of what arrived belongs to: what is sent once something has
-    come back belongs to the next one.
-    """
-
-    back: Way
-
-    def __init__(self, begin: socket.socket, end: socket.socket, *, asks: bool) -> None:
-        self.begin, self.end, self.asks = begin, end, asks
-        self.under_way: deque[tuple[float, bytes, int]] = deque()
+    def __init__(self, begin: socket.socket, end: socket.socket) -> None:
+        self.begin, self.end = begin, end
+        self.under_way: deque[tuple[float, bytes]] = deque()
         self.ended = False
-        self.trip = 0
 
     def take(self, delay: float) -> bool:
         """Read what is there, and tell whether it is the end."""
@@ -54,23 +47,22 @@ class Way:
             data = self.begin.recv(READ)
         except OSError:
             data = b""
-        self.under_way.append((time.monotonic() + delay, data, self.back.trip + self.asks))
+        self.under_way.append((time.monotonic() + delay, data))
         self.ended = not data
         return self.ended
 
     def deliver(self, now: float) -> None:
         """Write what has arrived. :raises OSError: when the other side is gone, or wants no more."""
         while self.under_way and self.under_way[0][0] <= now:
-            due, data, trip = self.under_way.popleft()
+            due, data = self.under_way.popleft()
             if not data:
                 raise ConnectionError
-            self.trip = max(self.trip, trip)
             try:
                 sent = self.end.send(data)
             except BlockingIOError:
                 sent = 0
             if sent < len(data):
-                self.under_way.appendleft((due, data[sent:], trip))
+                self.under_way.appendleft((due, data[sent:]))
                 return
 
 
@@ -115,9 +107,7 @@ class Router:
                 return
             for end in (without_delay(client), server):
                 end.setblocking(False)
-            there, back = Way(client, server, asks=True), Way(server, client, asks=False)
-            there.back, back.back = back, there
-            self.ways[client], self.ways[server] = there, back
+            self.ways[client], self.ways[server] = Way(client, server), Way(server, client)
 
     def deliver(self) -> None:
         now = time.monotonic()
@@ -148,10 +138,6 @@ class Router:
     def delay(self, seconds: float) -> None:
         """Let everything take some seconds each way from now on."""
         self.seconds = seconds
-
-    def trips(self) -> int:
-        """Return how many round trips there were on the connections that are there, however long each took."""
-        return sum(way.trip for way in self.ways.values() if not way.asks)
 
     def stall(self) -> None:
         """Let nothing arrive any more, without a word."""

@@ -11,9 +11,6 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
-import sysconfig
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
@@ -32,7 +29,7 @@ except ImportError:
 import findings_service as core
 from findings_adapters import page as room
 from tests.clients import API, KEY, assert_problem, cases, task
-from tests.documents import HERE, npm_file
+from tests.documents import npm_file
 from tests.servers import PATIENCE, PROGRAM, Server, StubHandler, command, running_stub, start_process, wait_until
 
 FILES = {path: served.args[0] for path, served in core.REGISTRY.page_files.items()}
@@ -40,7 +37,6 @@ OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and fil
 MOST_BYTES = 150_000
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 TARGET = "https://example.com/shop"
-TARGET_OF_SCANS = "https://example.com/flask"
 
 
 # The files
@@ -1638,78 +1634,3 @@ def test_the_keyboard_alone_does_it_all(make_person: MakePerson, findings: Findi
     colleague.page.goto(person.page.url)
     colleague.sign_in(colleague.key)
     colleague.sees("Use of assert detected", "h1")
-
-
-def scan(service: Server, folder: Path, target: str, total: int) -> None:
-    """Report so many findings of three scanners: what ruff and bandit say of Flask, and axe of a page."""
-    source = Path(flask.__file__).parent.parent
-    programs = Path(sysconfig.get_path("scripts"))
-    sarif = {name: folder / f"{name}.sarif" for name in ("bandit", "ruff")}
-    bandit = ("bandit", "-q", "-r", "flask", "werkzeug", "-f", "sarif", "-o", sarif["bandit"])
-    ruff = ("ruff", "check", "-q", "--isolated", "--select", "ANN,ARG,B,C90,PERF,S,SIM,TRY", "--output-format", "sarif")
-    for program, *options in (bandit, (*ruff, "-o", sarif["ruff"], "flask", "werkzeug")):
-        subprocess.run([programs / program, *options], cwd=source, check=False)
-    documents = {name: json.loads(file.read_text("utf-8")) for name, file in sarif.items()}
-    axe = HERE / "tests" / "formats" / "axe.json"
-    options = ("--url", f"http://127.0.0.1:{service.port}", "--target", target, "--branch", "", "--source", str(source))
-    for file in (axe, sarif["bandit"], sarif["ruff"]):
-        known = service.request("GET", f"{API}/tasks?targetUrl={target}&limit=1").json["total"]
-        if file == sarif["ruff"]:
-            del documents["ruff"]["runs"][0]["results"][total - known :]
-            file.write_text(json.dumps(documents["ruff"]), "utf-8")
-        command("scan", *options, str(file), FINDINGS_KEY=service.key)
-
-
-def test_680_findings_of_three_scanners_are_decided_in_a_hundred_keystrokes(
-    person: Person, service: Server, tmp_path: Path
-) -> None:
-    """By rule and by hand, each with a reason: all that is pressed is counted in the page."""
-    scan(service, tmp_path, TARGET_OF_SCANS, 680)
-    person.page.add_init_script("addEventListener('keydown', () => (window.strokes = (window.strokes ?? 0) + 1), true)")
-    person.open(f"#/findings?status=open&targetUrl={quote(TARGET_OF_SCANS)}&sort=severity")
-    person.sees("680 findings", ".total")
-
-    def groups_left() -> int:
-        return int(person.page.locator(".total").inner_text().split()[0])
-
-    # By hand: two of the most severe, one of them after a look at it.
-    person.press("j", "4", "Space", "Enter")
-    person.sees("679 findings", ".total")
-    person.press("j", "Enter")
-    person.page.locator(".triage").wait_for()
-    person.press("4", "ArrowDown", "Tab")
-    person.type("Old page")
-    person.press("Control+Enter")
-    person.sees("Dismissed", ".badges")
-    person.press("Escape")
-    person.sees("678 findings", ".total")
-    # The largest rules, one decision each: one is fixed, one is not a fault here.
-    person.press("g")
-    person.sees(re.compile(r"\d groups"), ".total")
-    groups = groups_left()
-    person.press("j", "3", "Enter")
-    person.sees(f"{groups - 1} groups", ".total")
-    person.press("4", "ArrowDown", "Enter")
-    person.sees(f"{groups - 2} groups", ".total")
-    # Several rules with the reason given last, and then all that is left.
-    person.press("x", "j", "x", "j", "x")
-    person.sees("3 groups", ".actions")
-    person.press("4", "Enter")
-    person.sees(f"{groups - 5} groups", ".total")
-    person.press("X", "4", "ArrowDown", "Tab")
-    person.type("Not this year")
-    person.press("Control+Enter")
-    person.sees("No finding is like that", ".notice")
-
-    assert person.page.evaluate("window.strokes") < 100
-    listed = service.request("GET", f"{API}/tasks?targetUrl={quote(TARGET_OF_SCANS)}&limit=200&sort=severity").json
-    tasks = listed["tasks"]
-    while listed["next"]:
-        listed = service.request("GET", listed["next"]).json
-        tasks += listed["tasks"]
-    assert len({each["id"] for each in tasks}) == 680
-    assert {each["projectType"] for each in tasks} == {"axe-core", "bandit", "ruff"}
-    reasons = Counter((each["status"], each["reason"]) for each in tasks)
-    assert {status for status, _ in reasons} == {"resolved", "dismissed"}
-    assert None not in {reason for _, reason in reasons}
-    assert len(reasons) == 5

@@ -376,33 +376,3 @@ def test_a_network_that_stalls_is_given_up_and_found_again(url: str, serving: Se
             network.go_on()
             load.await_answers()
         load.check(url)
-
-
-# Across a network
-
-
-ROUND_TRIPS = {"a task": 3, "a list": 5, "a comment": 6, "a report": 6, "a batch": 8}
-
-
-def test_a_request_takes_few_round_trips(url: str, serving: Serving) -> None:
-    with slow_network(address_of(url)) as network:
-        service = serving(db=on_network(url, network, "?pool_size=1"), FINDINGS_BUSY_TIMEOUT="60")
-        (agent,) = with_agents(url, "one")
-        task = ask(service, agent, *a_finding(agent)).json["tasks"][0]["id"]
-
-        def trips_of(kind: str, turn: int) -> int:
-            named = [{"title": "A finding", "severity": "low", "externalId": f"{turn} {n}"} for n in range(200)]
-            requests = {
-                "a task": ("GET", f"{API}/tasks/{task}", None),
-                "a list": ("GET", f"{API}/tasks?limit=10", None),
-                "a comment": ("PATCH", f"{API}/tasks/{task}", {"comment": f"{turn}"}),
-                "a report": a_finding(agent),
-                "a batch": ("POST", agent.tasks, {"tasks": named}),
-            }
-            before = network.trips()
-            assert ask(service, agent, *requests[kind]).status_code in (200, 201)
-            return network.trips() - before
-
-        network.delay(0.02)  # so that what is sent at once is on its way before anything comes back
-        found = {kind: min(trips_of(kind, turn) for turn in range(14)) for kind in ROUND_TRIPS}
-    assert all(0 < trips <= ROUND_TRIPS[kind] for kind, trips in found.items()), found

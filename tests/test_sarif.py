@@ -615,7 +615,7 @@ def test_a_large_schema_is_compiled_once_for_many_results(client: Client, monkey
     results = [result(locations=[at(f"{n}.py")], properties={"tags": ["a", "b"][: n % 2 + 1]}) for n in range(100)]
     assert send(client, client.start("large"), log_with(*results)).json["created"] == 100
     assert sum("tags" in each["extensions"] for each in tasks_of(client)) == 50
-    assert len(made) <= 3
+    assert 1 <= len(made) <= 3
 
 
 def test_a_document_that_takes_too_long_is_refused() -> None:
