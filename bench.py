@@ -686,7 +686,7 @@ def measure_derived(bench: Bench) -> Iterator[Row]:
         yield from search_rows(bench, stored, server, 60)
 
 
-def slowness(bench: Bench, stored: Stored, server: Server, name: str, paths: Iterable[str], limit: float) -> Row:
+def median_wait(bench: Bench, stored: Stored, server: Server, name: str, paths: Iterable[str], limit: float) -> Row:
     """Compare the time that one of some reads takes with its limit."""
     waits = bench.run(Job(server, gets(stored.key, paths), 200, connections=1)).waits
     return within(name, " ms", statistics.median(waits) * 1000, limit)
@@ -704,7 +704,7 @@ def search_rows(bench: Bench, stored: Stored, server: Server, limit: float) -> I
     }
     for name, words in queries.items():
         paths = (f"/api/v1/tasks?q={word}" for word in words)
-        yield slowness(bench, stored, server, f"search of {stored.rows:,}: {name}", paths, limit)
+        yield median_wait(bench, stored, server, f"search of {stored.rows:,}: {name}", paths, limit)
 
 
 def flat_reads(stored: Stored, server: Server) -> Mapping[str, list[bytes]]:
@@ -758,10 +758,10 @@ def measure_size(bench: Bench) -> Iterator[Row]:
             paths = other_pages(f"/api/v1/tasks?{query}")
             with suppress(ValueError):  # where it has to be read from the disk, it may be refused
                 bench.run(Job(big, gets(many.key, paths[-1:]), 200, connections=1))
-            yield slowness(bench, many, big, f"list of {many.rows:,}: {name}", paths[: plan.rounds], 500)
+            yield median_wait(bench, many, big, f"list of {many.rows:,}: {name}", paths[: plan.rounds], 500)
         for by in ("rule", "tag", "location&rule=rule-7"):
             paths = [f"/api/v1/groups?limit={limit}&by={by}" for limit in range(50, 50 + plan.rounds)]
-            yield slowness(bench, many, big, f"groups of {many.rows:,}: by {by}", paths, 500)
+            yield median_wait(bench, many, big, f"groups of {many.rows:,}: by {by}", paths, 500)
         yield from search_rows(bench, many, big, 500)
         if sys.platform == "linux":
             yield within(f"resident memory at {many.rows:,}", " MB", big.peak(), 150)

@@ -1,8 +1,8 @@
-"""What the heart promises, test by test, in the order of its module: requests first, the command line last.
+"""Tests of the core, in the order of its sections: requests first, the command line last.
 
-These tests run in two houses: with all parts, and against the module and its schema alone. Most talk to the application
-in this process; those that need a server start a real one on a free port. Every answer that the in-process client gets
-is also held against the service's own OpenAPI document.
+They run twice: with all modules, and with the core and its schema alone (`FINDINGS_TEST_CORE=alone`). Most use the
+application in this process; the others start a server on a free port. The in-process client checks every response
+against the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ from tests.documents import COMMANDS, HERE, settings_variables
 from tests.engines import (
     ON_POSTGRES,
     commit_method,
+    connect_directly,
     db_at,
     full_error,
     integrity_errors_of,
     locked,
-    open_database,
     refusing_rows,
     stored_bytes,
 )
@@ -148,7 +148,7 @@ def read_only(app: flask.Flask) -> Iterator[None]:
         writer_of(app).execute("PRAGMA query_only = OFF")
         return
     change = f"ALTER DATABASE {database.settings.db.rpartition('/')[2]}"
-    with open_database(database.settings.db) as connection:
+    with connect_directly(database.settings.db) as connection:
         for what in ("SET default_transaction_read_only = on", "RESET default_transaction_read_only"):
             connection.execute(f"BEGIN; SET TRANSACTION READ WRITE; {change} {what}; COMMIT")
             database.disconnect()
@@ -1916,7 +1916,7 @@ def test_only_created_at_follows_a_clock_that_was_ahead(client: Client, run: str
     told += [client.read(f"runs/{run}")["updatedAt"]]
     assert found["createdAt"] == ahead
     assert max(told) < ahead
-    with open_database(database_of(client.application).settings.db) as connection:
+    with connect_directly(database_of(client.application).settings.db) as connection:
         assert connection.execute("SELECT MAX(last_used_at) FROM runs").fetchone() < (ahead,)
 
 
@@ -2549,16 +2549,8 @@ JUDGED = cases(
     reference=({"$defs": {"n": {"type": "integer"}}} | in_a({"$ref": "#/$defs/n"}), 1, "x"),
     anchor=({"$defs": {"n": {"$anchor": "n", "type": "integer"}}} | in_a({"$ref": "#n"}), 1, "x"),
     id=({"$defs": {"n": {"$id": "urn:x:n", "type": "integer"}}} | in_a({"$ref": "urn:x:n"}), 1, "x"),
-    relative_id=(
-        {"$id": "http://a/b", "$defs": {"n": {"$id": "n", "type": "integer"}}} | in_a({"$ref": "n"}),
-        1,
-        "x",
-    ),
-    dynamic=(
-        {"$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}} | in_a({"$dynamicRef": "#n"}),
-        1,
-        "x",
-    ),
+    relative_id=({"$id": "http://a/b", "$defs": {"n": {"$id": "n", "type": "integer"}}} | in_a({"$ref": "n"}), 1, "x"),
+    dynamic=({"$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}} | in_a({"$dynamicRef": "#n"}), 1, "x"),
     escaped=({"$defs": {"a/b~c d": {"type": "integer"}}} | in_a({"$ref": "#/$defs/a~1b~0c%20d"}), 1, "x"),
     recursive=({"type": ["object", "integer"]} | in_a({"$ref": "#"}), {"a": 1}, {"a": "x"}),
     null_inside=(in_a({"anyOf": [in_a({"type": "null"}), {"type": "null"}]}), {"a": None}, {"a": 5}),
@@ -3240,7 +3232,7 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 def test_what_a_forked_worker_acknowledged_is_there(tmp_path: Path) -> None:
     done = python(FORKING, db_at(tmp_path / "x.db"))
     assert done.returncode == 0, done.stderr
-    with open_database(tmp_path / "x.db") as connection:
+    with connect_directly(tmp_path / "x.db") as connection:
         names = connection.execute("SELECT name FROM project_types ORDER BY name").fetchall()
     assert names == [("later",), ("web",)]
 
@@ -3585,7 +3577,7 @@ def submit_until_killed(server: Server, run: str, batches: Iterator[tuple[str, i
 
 def assert_batches_are_whole(db: Path, kept: dict[str, bool]) -> None:
     """Check that a database holds each batch that was acknowledged, and no part of any."""
-    with open_database(db) as connection:
+    with connect_directly(db) as connection:
         found: dict[str, list[int]] = {}
         for (external_id,) in connection.execute("SELECT external_id FROM tasks"):
             name, size, _ = external_id.split(".")
@@ -4429,7 +4421,7 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     headers = [{"Authorization": shape.format(key)} for shape in shapes for key in (server.key, second)]
     headers += [{name: key} for name in ("X-Api-Key", "Content-Type") for key in (server.key, second)]
     answers = [server.request(*asked, **header) for asked in requests for header in headers]
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         for table in ("answer_references", "idempotent_answers"):
             connection.execute(f"DROP TABLE {table}")
     headers = {"Idempotency-Key": "3"}

@@ -26,32 +26,33 @@ from findings_service import Settings, create_app, create_blueprint
 from tests.engines import ON_POSTGRES, db_at
 
 API = "/api/v1"
+findings_service.load_modules()
 OPERATIONS = [*findings_service.REGISTRY.operations.values()]
 ROUTER = findings_service.Router(OPERATIONS)
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 KEY = re.compile(r"fts_[A-Za-z0-9_-]{43}")
-LONG_TIMEOUTS = {"schema_timeout": "60s", "busy_timeout": "60s"}  # settings of services, unless a test is about these
+LONG_TIMEOUTS = {"schema_timeout": "60s", "busy_timeout": "60s"}  # settings of services, unless a test sets them
 SEVERITIES = ("critical", "high", "medium", "low", "info")
 STATUSES = ("open", "in_progress", "resolved", "dismissed")
 KIB = 1024
-TITLES = http.client.responses | {413: "Content Too Large", 422: "Unprocessable Content"}  # as RFC 9110 has them
+TITLES = http.client.responses | {413: "Content Too Large", 422: "Unprocessable Content"}  # as named in RFC 9110
 
 
 def cases(**named: Any) -> list[Any]:
-    """Return the rows of a parametrized table, each with its name."""
+    """Return the rows of a parametrized table, each with its name as the id."""
     return [pytest.param(*(row if isinstance(row, tuple) else (row,)), id=name) for name, row in named.items()]
 
 
 def task(**fields: Any) -> dict[str, Any]:
-    """Return a task to submit; a field that is `...` is left out."""
+    """Return a task to submit, without the fields whose value is `...`."""
     whole = {"title": "Image without alt text", "severity": "high"} | fields
     return {name: value for name, value in whole.items() if value is not ...}
 
 
 def nested(levels: int) -> Any:
-    """Return an object with that many levels."""
+    """Return an object of so many nested levels."""
     value: Any = {}
     for _ in range(levels - 1):
         value = {"a": value}
@@ -59,7 +60,7 @@ def nested(levels: int) -> Any:
 
 
 def assert_problem(response: Any, status: int, code: str, pointer: str | None = None) -> dict[str, Any]:
-    """Check an error's shape (RFC 9457), and that one problem is at `pointer`, or about a parameter of that name."""
+    """Check an error's shape (RFC 9457), and that one of its problems is at `pointer` or about that parameter."""
     problem = response.json
     assert (response.status_code, problem.get("code")) == (status, code), problem
     assert response.content_type == "application/problem+json"
@@ -76,7 +77,7 @@ def assert_problem(response: Any, status: int, code: str, pointer: str | None = 
 
 @cache
 def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
-    """Return what checks an answer against the OpenAPI document."""
+    """Return a validator of one response's body, made from the OpenAPI document."""
     document = openapi.document_of(*OPERATIONS)
     responses = document["paths"][path][method.lower()]["responses"]
     assert str(status) in responses, f"{method} {path} does not document {status}"
@@ -88,7 +89,7 @@ def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
 
 
 def assert_documented(response: Any) -> None:
-    """Check that OpenAPI tells of this answer: its status and, unless it is long, its body."""
+    """Check a response against the OpenAPI document: its status and, unless it is long, its body."""
     method, found = response.request.method, ROUTER.find(response.request.path.split("/"))
     if found and method in found[1]:
         media_type = (response.content_type or "").partition(";")[0]
@@ -112,11 +113,11 @@ class Client(FlaskClient):
         return response
 
     def send(self, method: str, path: str, body: bytes | str) -> Any:
-        """Send a body as it is, said to be JSON."""
+        """Send a body unchanged, as application/json."""
         return self.open(path, method=method, data=body, content_type="application/json")
 
     def ask(self, method: str, path: str, *statuses: int, **how: Any) -> Any:
-        """Send a request, which must be answered with one of these statuses, and return the JSON."""
+        """Send a request, check that its status is one of these, and return the JSON."""
         response = self.open(path if path.startswith("/") else f"{API}/{path}", method=method, **how)
         assert response.status_code in statuses, response.json
         return response.json
@@ -134,7 +135,7 @@ class Client(FlaskClient):
         return self.ask("PATCH", f"runs/{run_id}", 200, json={"status": status, **fields})
 
     def submit(self, run_id: str, *tasks: dict[str, Any]) -> dict[str, Any]:
-        """Submit a batch and return what it did."""
+        """Submit a batch and return the response."""
         return self.ask("POST", f"runs/{run_id}/tasks", 200, 201, json={"tasks": tasks})
 
     def add(self, run_id: str, **fields: Any) -> str:
@@ -142,24 +143,24 @@ class Client(FlaskClient):
         return self.submit(run_id, task(**fields))["tasks"][0]["id"]
 
     def triage(self, task_id: str, status: str | None = None, **fields: Any) -> dict[str, Any]:
-        """Give a task a status, or make another decision about it."""
+        """Set a task's status, or make another decision about it."""
         return self.ask("PATCH", f"tasks/{task_id}", 200, json={"status": status, **fields})
 
     def read(self, path: str, **query: Any) -> Any:
-        """Get a path, below the API's unless it is a link, and return the JSON."""
+        """Get a path below /api/v1, or a link, and return the JSON."""
         return self.ask("GET", path, 200, query_string=query or None)
 
     def remove(self, path: str) -> None:
-        """Delete what is at a path below the API's."""
+        """Delete the resource at a path below /api/v1."""
         response = self.delete(f"{API}/{path}")
         assert (response.status_code, response.data) == (204, b""), response.json
 
     def history(self, task_id: str) -> list[dict[str, Any]]:
-        """Return what happened to a task."""
+        """Return a task's history."""
         return self.read(f"tasks/{task_id}/history")["history"]
 
     def walk(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
-        """Give every page of a list, by its next links."""
+        """Yield every page of a list, following its `next` links."""
         page = self.read(path, **query)
         yield page
         while page["next"]:
@@ -173,19 +174,19 @@ def database_of(app: flask.Flask) -> Any:
 
 
 def reader_of(app: flask.Flask) -> Any:
-    """Return the one connection with which an application reads a file."""
+    """Return the connection that an application reads a file with."""
     with database_of(app).reading() as connection:
         return connection
 
 
 def rows_of(app: flask.Flask, sql: str) -> list[Any]:
-    """Return what an application reads from its database."""
+    """Return the rows of a query, read by an application."""
     with database_of(app).reading() as connection:
         return connection.execute(sql).fetchall()
 
 
 def writer_of(app: flask.Flask) -> Any:
-    """Return the one connection with which an application writes a file."""
+    """Return the connection that an application writes a file with."""
     with database_of(app).maintaining() as connection:
         return connection
 
@@ -193,13 +194,13 @@ def writer_of(app: flask.Flask) -> Any:
 def make_key(
     app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full", *, for_users: bool = False
 ) -> str:
-    """Make a key, as the command line does."""
+    """Create a key, as the command line does, and return it."""
     with database_of(app).transaction() as connection:
         return findings_service.insert_key(connection, name, client, level, for_users=for_users)
 
 
 def client_with(app: flask.Flask, key: str) -> Client:
-    """Return a client that sends a key."""
+    """Return a client that sends this key."""
     app.test_client_class = Client
     client = app.test_client()
     assert isinstance(client, Client)
@@ -208,12 +209,12 @@ def client_with(app: flask.Flask, key: str) -> Client:
 
 
 def client_of(app: flask.Flask, level: str = "full", client: str = "default", name: str = "tests") -> Client:
-    """Return a client with a key of its own."""
+    """Return a client with a new key."""
     return client_with(app, make_key(app, name, client, level))
 
 
 def users_of(app: flask.Flask, *users: str, level: str = "full") -> list[Client]:
-    """Return a client for each of some users, whom a proxy signs in with a key of its own."""
+    """Return a client for each user; all send one key created with --for-users."""
     key = make_key(app, "proxy", level=level, for_users=True)
     clients = [client_with(app, key) for _ in users]
     for client, user in zip(clients, users, strict=True):
@@ -222,7 +223,7 @@ def users_of(app: flask.Flask, *users: str, level: str = "full") -> list[Client]
 
 
 def patch_core(patch: pytest.MonkeyPatch, name: str, value: Any) -> None:
-    """Replace a name of the core, there and in all modules that have imported it."""
+    """Replace a name of the core, also in the modules that have imported it."""
     old = getattr(findings_service, name)
     for module_name, module in [*sys.modules.items()]:
         if module_name.startswith("findings_") and getattr(module, name, None) is old:
@@ -237,7 +238,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that nothing was stored in: copying it takes a fraction of making one for each of the tests."""
+    """An empty database file with the schema; copying it is faster than creating one for each test."""
     db = tmp_path_factory.mktemp("new") / "findings.db"
     database_of(create_app(db=str(db))).close()
     return db
@@ -245,7 +246,7 @@ def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_app(tmp_path: Path, new_database: Path) -> Iterator[Callable[..., flask.Flask]]:
-    """Make applications with settings, on one file and without waiting for the disk unless those say otherwise."""
+    """A factory of applications, all on one file and without fsync unless the settings say otherwise."""
     made = []
 
     def make(**settings: Any) -> flask.Flask:
@@ -253,7 +254,7 @@ def make_app(tmp_path: Path, new_database: Path) -> Iterator[Callable[..., flask
         if not ON_POSTGRES and not db.exists():
             shutil.copyfile(new_database, db)
         read = Settings.read(**{**LONG_TIMEOUTS, **settings, "db": db_at(settings.get("db", db), ready=True)})
-        hasty = {} if "synchronous" in settings else {"synchronous": "OFF"}  # only a power cut would tell
+        hasty = {} if "synchronous" in settings else {"synchronous": "OFF"}  # matters only after a power cut
         made.append(create_app(msgspec.structs.replace(read, **hasty)))
         return made[-1]
 
@@ -274,7 +275,7 @@ def client(app: flask.Flask) -> Client:
 
 @pytest.fixture
 def run(client: Client) -> str:
-    """The id of a running run, of a project type without a schema."""
+    """The id of a running run whose project type has no schema."""
     client.register("web")
     return client.start("web", targetUrl="https://example.com/")
 
@@ -284,28 +285,28 @@ PRINCIPAL = findings_service.Principal("", "default", "tests", "full")
 
 @pytest.fixture
 def no_list_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no list have any time."""
+    """Set the time limit of lists to zero."""
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
     monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
 
 
 @pytest.fixture
 def document(app: flask.Flask) -> dict[str, Any]:
-    """The OpenAPI document, as anybody gets it."""
+    """The OpenAPI document, requested without a key."""
     response = app.test_client().get(f"{API}/openapi.json")
     assert (response.status_code, response.content_type) == (200, "application/json")
     return response.json
 
 
 class HostJSON(flask.json.provider.DefaultJSONProvider):
-    """What a host application might use for its own answers."""
+    """A JSON provider of a host application."""
 
     mimetype = "application/vnd.host+json"
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[flask.Flask]:
-    """An application with pages of its own, and the service under /findings."""
+    """A host application with pages of its own and the service mounted at /findings."""
     app = flask.Flask("host")
     app.json = HostJSON(app)
     app.config.update(MAX_CONTENT_LENGTH=123_456_789, HOST_SETTING="host")
@@ -329,6 +330,6 @@ def guest(host: flask.Flask) -> FlaskClient:
 
 
 def assert_storage_problem(answer: Any, code: str) -> None:
-    """Check an answer that says why nothing was stored and when to come back."""
+    """Check a 503 response that has a code and a Retry-After header."""
     assert_problem(answer, 503, code)
     assert int(answer.headers["Retry-After"]) > 0

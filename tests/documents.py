@@ -27,20 +27,20 @@ FENCED = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 
 
 def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
-    """Give the fenced blocks of a page: line, language and text."""
+    """Yield the fenced blocks of a page: line, language and text."""
     text = page.read_text("utf-8")
     for block in FENCED.finditer(text):
         yield text.count("\n", 0, block.start()) + 1, block[2], block[3]
 
 
 def installed_program(name: str) -> str:
-    """Return the path of a program, beside Python or on the PATH, and skip the test where there is none."""
+    """Return the path of a program; skip the test if it is not installed."""
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     return found or pytest.skip(f"{name} is not installed")
 
 
 def npm_file(path: str) -> Path:
-    """Return a file of a package of npm, and skip the test where it is not installed."""
+    """Return a file of an npm package; skip the test if it is not installed."""
     found = HERE / "node_modules" / path
     return found if found.exists() else pytest.skip(f"node_modules/{path} is not installed")
 
@@ -51,12 +51,12 @@ def page_text(name: str) -> str:
 
 
 def table_rows(name: str) -> list[str]:
-    """Return the lines of the tables of a page."""
+    """Return the table rows of a page."""
     return [line for line in page_text(name).splitlines() if line.startswith("|")]
 
 
 def command_lines(group: click.Command, prefix: str = "findings-service") -> Iterator[tuple[str, click.Command]]:
-    """Give every command of the command line with its name."""
+    """Yield every command with its full name."""
     if not isinstance(group, click.Group):
         yield prefix, group
         return

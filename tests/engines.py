@@ -1,11 +1,11 @@
 """The engine that the tests run on: SQLite, or PostgreSQL with `FINDINGS_TEST_ENGINE=postgresql`.
 
-Tests name a database by a path, and ask `db_at` for what the service is told: the path itself, or the URL of a
-PostgreSQL database that stands for it. Databases are used again for other tests, without their rows: to make one takes
-as long as a hundred of those. A test that reads or changes a database by itself does it with `look_into`.
+Tests name a database by a path. `db_at` returns the setting for it: the path itself, or the URL of a PostgreSQL
+database. PostgreSQL databases are emptied and used again, because creating one takes as long as a hundred tests.
+A test reads or changes a database with `connect_directly`.
 
-The server is one for all test processes: the one of `FINDINGS_TEST_POSTGRES`, else one that is started for the tests
-and stopped behind them.
+All test processes share one PostgreSQL server: that of `FINDINGS_TEST_POSTGRES`, else one that is started and stopped
+by the test run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NUMBERS = "SELECT relname FROM pg_class WHERE relkind = 'S' AND relnamespace = '
 
 
 def start_server() -> Callable[[], object]:
-    """Start a server for all test processes, and return what stops it. Should this process be killed, it stops, too."""
+    """Start a server for all test processes and return the function that stops it. It ends with this process, too."""
     if find_programs() is None:
         pytest.exit(f"{CHOICE} is {ENGINE}: there is no PostgreSQL here, and {GIVEN} names none", 1)
     server = started(max_connections="200")
@@ -61,7 +61,7 @@ def start_server() -> Callable[[], object]:
 
 
 class DatabasePool:
-    """The databases of a test process: those that stand for paths, and those that are free."""
+    """PostgreSQL databases of a test process: used ones by their path, and free ones."""
 
     def __init__(self, url: str) -> None:
         self.databases = Databases(url)
@@ -70,13 +70,13 @@ class DatabasePool:
         self.lasting: dict[str, tuple[Any, str, str]] = {}  # a connection, what empties it, and the mark, by URL
 
     def take(self, *, ready: bool) -> str:
-        """Return the URL of a database for a test: with the schema, or like a file that is not there."""
+        """Return the URL of a database for a test, empty unless it may be `ready`."""
         if not ready:
             return self.databases.new()
         return self.ready.pop() if self.ready else self.make()
 
     def make(self) -> str:
-        """Make a database with the schema, that can be emptied."""
+        """Create a database with the schema, which can be emptied."""
         import psycopg
 
         url = self.databases.new()
@@ -91,7 +91,7 @@ class DatabasePool:
         return url
 
     def give(self, url: str) -> None:
-        """Take a database back, which nobody uses any more: empty it, or drop it."""
+        """Empty a database that is not in use any more, or drop it."""
         if url not in self.lasting:
             self.databases.drop(url)
             return
@@ -119,7 +119,7 @@ def database_pool() -> DatabasePool:
 
 
 def db_at(path: str | Path, *, ready: bool = False) -> str:
-    """Return what the service is told for a database: a path, or the URL of what stands for it.
+    """Return the `db` setting for a path: the path itself, or the URL of its PostgreSQL database.
 
     :param ready: whether it may have the schema, where it is a new one.
     """
@@ -132,17 +132,17 @@ def db_at(path: str | Path, *, ready: bool = False) -> str:
 
 
 def name_of(path: str | Path) -> str:
-    """Return what messages call a database."""
+    """Return the name of a database in messages."""
     return findings_service.database_for(findings_service.Settings(db=db_at(path))).name
 
 
 def absence_of(path: str | Path) -> str:
-    """Return what is said where a database is not there; nothing where it is."""
+    """Return the message that a database is missing, "" if it exists."""
     return findings_service.database_for(findings_service.Settings(db=db_at(path))).absence()
 
 
 def with_databases(arguments: Sequence[str], folder: str | Path = "") -> list[str]:
-    """Return the arguments of a command, which is run in a folder, with the databases that they name."""
+    """Return a command's arguments, with each `--db` path replaced by its database's setting."""
     if not ON_POSTGRES:
         return [*arguments]
     pairs = zip(("", *arguments), arguments, strict=False)
@@ -151,7 +151,7 @@ def with_databases(arguments: Sequence[str], folder: str | Path = "") -> list[st
 
 @pytest.fixture(autouse=True)
 def _databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Take back, behind a test, the databases that it has used; those of a whole module are in folders of others."""
+    """Release the databases of a test after it; those of module fixtures are in other folders."""
     yield
     if ON_POSTGRES:
         shared, own = tmp_path_factory.getbasetemp(), tmp_path_factory.getbasetemp() / "test_"
@@ -164,23 +164,23 @@ def _databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Opened:
-    """A connection that a test has to a PostgreSQL database. Statements have `?` for a parameter, as SQLite's do."""
+    """A test's own connection to PostgreSQL. Statements have `?` for a parameter, as in SQLite."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
-        """Run a statement, and return its rows and how many it changed."""
+        """Run a statement and return its cursor."""
         return self.connection.execute(re.sub(r"\?", "%s", sql) if parameters else sql, parameters or None)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each of some rows."""
+        """Run a statement once for each row."""
         self.connection.cursor().executemany(re.sub(r"\?", "%s", sql), rows)
 
 
 @contextmanager
-def open_database(db: str | Path) -> Iterator[Any]:
-    """Give a connection to a database that is the test's, and not the service's. What it does is stored at once."""
+def connect_directly(db: str | Path) -> Iterator[Any]:
+    """Open the test's own connection to a database, in autocommit mode."""
     if not ON_POSTGRES:
         with closing(sqlite3.connect(db, isolation_level=None, timeout=60)) as connection:
             yield connection
@@ -195,7 +195,7 @@ def open_database(db: str | Path) -> Iterator[Any]:
 def locked(db: str | Path) -> Iterator[None]:
     """Hold the write lock of a database, as another process might: in PostgreSQL the locks of all clients."""
     everybody = "BEGIN; LOCK TABLE clients IN EXCLUSIVE MODE"
-    with open_database(db) as connection:
+    with connect_directly(db) as connection:
         connection.execute(everybody if ON_POSTGRES else "BEGIN IMMEDIATE")
         yield
         connection.execute("ROLLBACK")
@@ -203,7 +203,7 @@ def locked(db: str | Path) -> Iterator[None]:
 
 @contextmanager
 def open_store(db: str | Path) -> Iterator[findings_service.Database]:
-    """Give a database as the service has it, beside any that is in use."""
+    """Open a database as the service does, even while a service uses it."""
     database = findings_service.database_for(findings_service.Settings(db=db_at(db)))
     try:
         yield database
@@ -212,7 +212,7 @@ def open_store(db: str | Path) -> Iterator[findings_service.Database]:
 
 
 def integrity_errors_of(db: str | Path) -> list[str]:
-    """Return what an audit finds wrong with a database, also with one in use."""
+    """Return the faults that an audit finds in a database, even while a service uses it."""
     if "://" not in db_at(db):
         kind = findings_service.SQLiteConnection
         with closing(sqlite3.connect(db, isolation_level=None, factory=kind)) as connection:
@@ -222,11 +222,11 @@ def integrity_errors_of(db: str | Path) -> list[str]:
 
 
 def stored_bytes(db: str | Path) -> bytes:
-    """Return all that a database holds: its rows, or its file and what SQLite keeps beside it."""
+    """Return the bytes of a database: its rows, or its file with the WAL and journal."""
     if not ON_POSTGRES:
         files = [Path(db).with_name(f"{Path(db).name}{end}") for end in ("", "-wal", "-shm", "-journal")]
         return b"".join(file.read_bytes() for file in files if file.exists())
-    with open_database(db) as connection:
+    with connect_directly(db) as connection:
         tables = [name for (name,) in connection.execute(TABLES)]
         rows = [row for name in tables for (row,) in connection.execute(f"SELECT {name}::text FROM {name}")]
     return "\n".join(rows).encode()
@@ -234,7 +234,7 @@ def stored_bytes(db: str | Path) -> bytes:
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """Note the statements that this process sends to its databases."""
+    """Record the statements that this process sends to its databases."""
     if ON_POSTGRES:
         from findings_adapters.postgres.store import Link as Kind
 
@@ -256,7 +256,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def busy_error() -> Exception:
-    """Return what the heart gets from an engine whose writers wait for too long."""
+    """Return the core's exception for a write that waited too long for a lock."""
     if ON_POSTGRES:
         return findings_service.Busy()
     error = sqlite3.OperationalError("database is locked")
@@ -265,7 +265,7 @@ def busy_error() -> Exception:
 
 
 def full_error() -> Exception:
-    """Return what the heart gets from an engine whose disk is full."""
+    """Return the core's exception for a full disk."""
     if ON_POSTGRES:
         return findings_service.StorageFull("its disk is full")
     error = sqlite3.OperationalError("database or disk is full")
@@ -274,7 +274,7 @@ def full_error() -> Exception:
 
 
 def engine_error(message: str) -> Exception:
-    """Return what the heart gets from an engine that nobody can do anything about."""
+    """Return the core's exception for any other database error."""
     if not ON_POSTGRES:
         return sqlite3.OperationalError(message)
     from findings_adapters.postgres.store import PostgresError
@@ -283,9 +283,9 @@ def engine_error(message: str) -> Exception:
 
 
 def commit_method() -> tuple[type, str]:
-    """Return the class and the name of what makes a transaction durable."""
+    """Return the class and the name of the method that commits a transaction."""
     if not ON_POSTGRES:
-        return findings_service.CounterBuffer, "write"  # the last thing before a COMMIT
+        return findings_service.CounterBuffer, "write"  # called right before COMMIT
     from findings_adapters.postgres.store import PostgresConnection
 
     return PostgresConnection, "commit"
@@ -293,8 +293,8 @@ def commit_method() -> tuple[type, str]:
 
 @contextmanager
 def refusing_rows(db: str | Path, table: str) -> Iterator[None]:
-    """Let a table take no more rows."""
-    with open_database(db) as connection:
+    """Reject inserts into a table."""
+    with connect_directly(db) as connection:
         if ON_POSTGRES:
             connection.execute(
                 """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$"""

@@ -15,7 +15,7 @@ import pytest
 
 from findings_service import create_app
 from tests.clients import API, Client, assert_storage_problem, cases, database_of, task
-from tests.engines import open_database
+from tests.engines import connect_directly
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def filled(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
 
 
 def stored_rows(db: Path) -> list[list[Any]]:
-    """Return everything that a database holds, but for its keys, kept answers and health."""
+    """Return all rows of a database, except those of keys, idempotent answers and health."""
     tables = ("clients", "project_types", "runs", "tasks", "task_details", "task_tags", "sightings", "history")
-    with open_database(db) as connection:
+    with connect_directly(db) as connection:
         return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in (*tables, "counters")]
 
 
 def damage_index(connection: sqlite3.Connection, name: str) -> None:
-    """Change an entry of an index in the file, as a bad disk would."""
+    """Corrupt an entry of an index in the file."""
     page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
     size = connection.execute("PRAGMA page_size").fetchone()[0]
     path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
@@ -53,7 +53,7 @@ def damage_index(connection: sqlite3.Connection, name: str) -> None:
 
 
 def assert_storage_unusable(ask: Callable[..., Any]) -> None:
-    """Check that reads, writes and the health check all say that the storage cannot be used."""
+    """Check that reads, writes and the health check all return 503 `storage_full`."""
     for method, path, body in (
         ("GET", f"{API}/tasks", None),
         ("POST", f"{API}/runs", {"projectType": "web"}),
@@ -63,31 +63,31 @@ def assert_storage_unusable(ask: Callable[..., Any]) -> None:
 
 
 def move_database_away(db: Path) -> None:
-    """Move a database's file, with what lies beside it."""
+    """Move a database file, its WAL and its shared memory file."""
     for suffix in ("", "-wal", "-shm"):
         db.with_name(f"{db.name}{suffix}").rename(db.with_name(f"moved.db{suffix}"))
 
 
 def move_database_back(db: Path) -> None:
-    """Move it back."""
+    """Move these files back."""
     for moved in db.parent.glob("moved.db*"):
         moved.rename(moved.with_name(moved.name.replace("moved.db", db.name)))
 
 
 def database_files(folder: Path) -> dict[str, bytes]:
-    """Return what the databases of a folder hold, and what lies beside them, but for what tells who reads."""
+    """Return the database files and WALs of a folder, by name."""
     return {path.name: path.read_bytes() for path in folder.glob("*.db*") if not path.name.endswith(("-shm", ".log"))}
 
 
 def database_of_version(version: int, path: Path) -> None:
-    """Make a database of another version of the schema."""
+    """Create a database with another schema version."""
     database_of(create_app(db=str(path))).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
 
 
 def foreign_database(path: Path) -> None:
-    """Make another program's SQLite database."""
+    """Create another program's SQLite database."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")
 
@@ -100,10 +100,10 @@ UNUSABLE = cases(
     nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
     itself=(lambda path: path.symlink_to(path), "cannot be"),
     newer=(partial(database_of_version, 99), "has schema version 99, newer than this program's"),
-    older=(partial(database_of_version, 7), "has schema version 7, "),  # without its part, none is told
+    older=(partial(database_of_version, 7), "has schema version 7"),
 )
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Return what is in the files of a folder."""
+    """Return the content of a folder's files, by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -58,7 +58,10 @@ def another_client(server: Server) -> Iterator[None]:
 
 
 def send_raw(server: Server, text: bytes, *, ends: bool = False) -> bytes:
-    """Send bytes and return all that comes back until the server closes; with `ends` it knows that nothing follows."""
+    """Send bytes and return everything until the server closes the connection.
+
+    :param ends: whether to close our side after sending.
+    """
     heard = bytearray()
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -73,7 +76,7 @@ def send_raw(server: Server, text: bytes, *, ends: bool = False) -> bytes:
 
 
 def raw_request(server: Server, method: str, path: bytes | str, body: bytes = b"", *headers: str) -> bytes:
-    """Return the bytes of a request that closes the connection, with its length unless `headers` has one."""
+    """Return a request with Connection: close, and a Content-Length unless `headers` has a length."""
     lines = ["Host: localhost", "Connection: close", f"Authorization: Bearer {server.key}", *headers]
     if body:
         lines.append("Content-Type: application/json")
@@ -84,19 +87,19 @@ def raw_request(server: Server, method: str, path: bytes | str, body: bytes = b"
 
 
 def status_of(heard: bytes) -> int:
-    """Return the status of an answer, 0 where the connection was closed without one."""
+    """Return the status of a response, 0 if the connection was closed without one."""
     return int(heard.split(b" ", 2)[1]) if heard.startswith(b"HTTP/1.1 ") else 0
 
 
 def assert_refused(heard: bytes) -> None:
-    """Check that a request was refused: in our form, or with the HTTP server's bare answer, or by hanging up."""
+    """Check for a problem response, a short 4xx response of the HTTP server, or a closed connection."""
     assert status_of(heard) in (0, *range(400, 500)), heard[:300]
     assert b"application/problem+json" in heard or len(heard) < 300
 
 
 @contextmanager
 def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.socket]]:
-    """Keep connections open that have sent a part of a request."""
+    """Keep connections open that have sent part of a request."""
     with ExitStack() as stack:
         there = ("127.0.0.1", server.port)
         connections = [stack.enter_context(socket.create_connection(there, timeout=PATIENCE)) for _ in range(count)]

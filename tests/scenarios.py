@@ -34,18 +34,18 @@ def without_accents(text: str) -> str:
 
 
 def resolved_ids(client: Client) -> set[str]:
-    """Return the external ids of what is resolved."""
+    """Return the external ids of the resolved tasks."""
     return {each["externalId"] for each in client.read("tasks", status="resolved")["tasks"]}
 
 
 def assert_timed_out(run: dict[str, Any]) -> None:
-    """Check that a run was failed because nobody used it."""
+    """Check that a run failed by its timeout."""
     assert (run["status"], run["statusReason"]) == ("failed", "timeout")
     assert TIME.fullmatch(run["finishedAt"])
 
 
 class Panic(BaseException):
-    """What a library written in Rust raises."""
+    """An exception like those of libraries written in Rust."""
 
 
 def raise_panic(*_: Any, **__: Any) -> NoReturn:
@@ -69,7 +69,7 @@ WHOLE_TASK = {
 
 
 def start_on(client: Client, branch: str | None, *names: str) -> str:
-    """Start a run of a branch, or of the main line, of the one target, and report findings."""
+    """Start a run of a branch or, for None, of the main line, and report findings by their external ids."""
     run = client.start(targetUrl="https://example.com/", branch=branch)
     client.submit(run, *(task(externalId=name) for name in names))
     return run
@@ -81,7 +81,7 @@ def gate(client: Client, run: str, **query: str) -> Any:
 
 
 def completed_run(client: Client, branch: str | None, **severities: str) -> str:
-    """Report findings, each by its name with a severity, in a run of its own that is completed."""
+    """Complete a run with these findings, given as external ids with their severities."""
     run = client.start(targetUrl="https://example.com/", branch=branch)
     client.submit(run, *(task(externalId=name, severity=severity) for name, severity in severities.items()))
     client.finish(run)
@@ -89,7 +89,7 @@ def completed_run(client: Client, branch: str | None, **severities: str) -> str:
 
 
 def field_values(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return where types or targets stand, without the names of the fields."""
+    """Return the values of some objects, without the names of the fields."""
     return [tuple(each.values()) for each in told]
 
 
@@ -115,26 +115,26 @@ def count_all(client: Client) -> list[int]:
 
 
 def finish_ago(app: flask.Flask, days: int, *runs: str) -> None:
-    """Make runs look as if they had finished that long ago."""
+    """Set the end of some runs to so many days ago."""
     with database_of(app).transaction() as connection:
         at = findings_service.timestamp(ago=days * 86_400)
         connection.executemany("UPDATE runs SET finished_at = ? WHERE id = ?", [(at, run) for run in runs])
 
 
 def prune(path: str | Path, *options: str) -> list[int]:
-    """Prune what finished before 90 days, and return the numbers of runs and tasks that it tells."""
+    """Prune runs that finished over 90 days ago, and return the numbers of runs and tasks printed."""
     done = invoke("prune", "--finished-before", "90d", *options, "--db", str(path))
     assert done.exit_code == 0
     return [int(number) for number in re.findall(r"(\d+) (?:runs|tasks)", done.stdout)]
 
 
 def secret() -> str:
-    """Return a word that no other text holds."""
+    """Return a unique word."""
     return f"SECRET{secrets.token_hex(12)}"
 
 
 def sqlite_steps(connection: Any, action: Callable[[], object]) -> int:
-    """Return how many steps of SQLite's machine an action takes."""
+    """Return the number of SQLite VM steps of an action."""
     steps = itertools.count()
     connection.set_progress_handler(lambda: next(steps) < 0, 1)
     try:

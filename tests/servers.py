@@ -1,4 +1,4 @@
-"""Services and commands in processes of their own, and HTTP servers that stand for other services."""
+"""Services and commands in separate processes, and stub HTTP servers."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from findings_adapters.webhooks import delivery, sending
 from tests.clients import API, KEY, KIB, LONG_TIMEOUTS
 from tests.engines import ON_POSTGRES, db_at, with_databases
 
-CORE_FOLDER = Path(findings_service.__file__).parent  # of the module: this folder, or one with nothing else
+CORE_FOLDER = Path(findings_service.__file__).parent  # the checkout, or a folder with the core alone
 CORE_FILE = CORE_FOLDER / "findings_service.py"
 # Not the file itself, which Python would compile anew for each of hundreds of processes.
 PROGRAM = (sys.executable, "-m", "findings_service")
-PATIENCE = 300.0  # seconds to wait for what must happen; only what hangs takes so long, on a slow machine too
+PATIENCE = 300.0  # seconds; only a hang takes so long, even on a slow machine
 LISTENING = r"http://127\.0\.0\.1:\d+"
 SECRET = "a-key-of-the-environment"
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """What a real server answered."""
+    """A response of a server."""
 
     status_code: int
     headers: http.client.HTTPMessage
@@ -61,13 +61,13 @@ class HttpResponse:
 
 
 def connection_to(port: int) -> closing[http.client.HTTPConnection]:
-    """Return a client's connection to a server, which `with` closes."""
+    """Return an HTTP connection to a server, to be closed by `with`."""
     return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
 
 
 @dataclass
 class Server:
-    """A real process that serves."""
+    """A running service."""
 
     process: subprocess.Popen[bytes] | ForkedProcess
     db: Path
@@ -90,19 +90,19 @@ class Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables that tell a program where it is and how to come in."""
+        """The environment variables that give a program its URL and key."""
         return {"FINDINGS_URL": self.url, "FINDINGS_KEY": self.key}
 
     def log_text(self) -> str:
-        """Return all that it has said so far."""
+        """Return its whole output so far."""
         return self.log.read_text("utf-8")
 
     def request(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> HttpResponse:
-        """Send one request, with the first key unless another is given."""
+        """Send one request, with the first key unless `key` is given."""
         sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"} | headers
         raw = json.dumps(body) if isinstance(body, dict) else body
         with connection_to(self.port) as connection:
-            with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be refused early
+            with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be rejected early
                 connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
             response = connection.getresponse()
             return HttpResponse(response.status, response.headers, response.read())
@@ -113,13 +113,13 @@ class Server:
         return self.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
 
     def post_head(self, path: str, length: int, *more: str) -> bytes:
-        """Return the head of a POST request, to be written to a socket."""
+        """Return the head of a POST request as bytes."""
         lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self.key}", *more)
         return "\r\n".join((*lines, "Content-Type: application/json", f"Content-Length: {length}\r\n\r\n")).encode()
 
     @contextmanager
     def begin_post(self, path: str, length: int) -> Iterator[socket.socket]:
-        """Open a connection with a POST request whose body the server waits for."""
+        """Open a connection and send the head of a POST request; the server then waits for the body."""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
             connection.sendall(self.post_head(path, length, "Expect: 100-continue"))
             assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -136,7 +136,7 @@ class Server:
 
 
 def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait until something holds."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come to that"
@@ -151,27 +151,27 @@ def at_most(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iter
     assert clock() - began < seconds
 
 
-PORTS = secrets.SystemRandom().sample(range(20_000, 32_000), 12_000)  # below those that outgoing connections get
+PORTS = secrets.SystemRandom().sample(range(20_000, 32_000), 12_000)  # below the ephemeral ports
 
 
 def free_port() -> int:
-    """Return a port that is not in use, another one each time."""
+    """Return an unused port, a different one each time."""
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", PORTS.pop())) as free:
             return int(free.getsockname()[1])
 
 
 class StubHandler(BaseHTTPRequestHandler):
-    """Answers for a service of others, and says nothing of it on standard error."""
+    """A request handler of a stub server, which logs nothing."""
 
-    wbufsize = -1  # an answer goes out in one piece
+    wbufsize = -1  # send each response in one piece
 
     def body(self) -> bytes:
         """Return the body of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """Answer the request."""
+        """Send a response."""
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
@@ -179,13 +179,13 @@ class StubHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def running_stub(server: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
-    """Have a stand-in answer."""
-    server.handle_error = lambda *_: None  # of clients that break off
+    """Serve from a stub server in a thread."""
+    server.handle_error = lambda *_: None  # ignore clients that disconnect
     with server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
@@ -202,11 +202,10 @@ CI_AND_TERMINAL = re.compile(r"CI$|CI_|GITHUB_|GITLAB_|FINDINGS_|NO_COLOR|COLUMN
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a command: ours, without settings of the service but for the given ones.
+    """Return the environment of a command: that of the tests, without settings of the service except the given ones.
 
-    What would be printed otherwise elsewhere is left out too: a terminal's width and colours, and the variables by
-    which a CI platform tells where a job runs, which these tests may be part of. A service is one process, unless a
-    test is about more, so that it knows what the request before left it with.
+    Variables that change the output are left out too: those of the terminal and of a CI platform that runs the tests.
+    By default a service is one process, so that each request sees the caches that the request before has filled.
     """
     ours = {name: value for name, value in os.environ.items() if not CI_AND_TERMINAL.match(name)}
     settings = {f"FINDINGS_{name.upper()}": value for name, value in (LONG_TIMEOUTS | {"workers": "1"}).items()}
@@ -214,19 +213,18 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def reset_signals() -> None:
-    """Heed the signals that end a process; these tests may run in the background, under nohup."""
+    """Restore the default action of SIGINT and SIGHUP, which a background shell or nohup ignores."""
     for each in (signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
 
 
-# Starting Python and importing the module takes a third of a second, which hundreds of processes would each spend anew.
-# So one process does it, and forks into each command and server: those run all that comes after, to the end of their
-# interpreter. What is told to Python itself, and what the pages do, starts from nothing.
+# Starting Python and importing the core takes a third of a second. So one process imports it, and forks into each
+# command and server. Commands with options or variables for Python itself, and those of the documents, start anew.
 FORK_SERVER = """
 import gc, json, os, sys
 import findings_service
 
-gc.freeze()  # so that a process that ends does not look through all that it began with
+gc.freeze()  # an ending process then skips the imported objects
 for line in sys.stdin:
     order = json.loads(line)
     if "pid" in order:
@@ -246,18 +244,12 @@ sys.argv[1:] = order["arguments"]
 exec(order["program"], {"__name__": "__main__"})
 """
 IMPORT_CORE = "import findings_service"
-IMPORT_DRIVER = "import findings_adapters.postgres.store\n" if ON_POSTGRES else ""  # which takes as long again
-INTERPRETER_VARIABLES = (
-    "PYTHON",
-    "LD_",
-    "LC_",
-    "LANG",
-    "TZ",
-)  # variables that a process reads as it starts, and not again
+IMPORT_DRIVER = "import findings_adapters.postgres.store\n" if ON_POSTGRES else ""  # doubles the import time
+INTERPRETER_VARIABLES = ("PYTHON", "LD_", "LC_", "LANG", "TZ")  # read only at start
 
 
 def program_to_fork(line: Sequence[str], env: dict[str, str]) -> str:
-    """Return the program of a line that begins with importing the module, and so may be forked; empty for others."""
+    """Return the program of a command line that starts by importing the core, "" for any other."""
     if any(name.startswith(INTERPRETER_VARIABLES) for name in env):
         return ""
     if line[: len(PROGRAM)] == [*PROGRAM]:
@@ -267,7 +259,7 @@ def program_to_fork(line: Sequence[str], env: dict[str, str]) -> str:
 
 @cache
 def fork_server() -> tuple[subprocess.Popen[str], threading.Lock]:
-    """Start, once, the process that forks, and return it with the lock of who speaks to it."""
+    """Start the fork server once, and return it with the lock of its pipe."""
     line = [sys.executable, "-c", IMPORT_DRIVER + FORK_SERVER]
     process = subprocess.Popen(
         line,
@@ -278,19 +270,19 @@ def fork_server() -> tuple[subprocess.Popen[str], threading.Lock]:
         text=True,
         preexec_fn=reset_signals,
     )
-    atexit.register(process.communicate)  # which closes its input: that ends it
+    atexit.register(process.communicate)  # closes its input, which ends it
     return process, threading.Lock()
 
 
 class ForkedProcess:
-    """A process that was forked to run a program, in files; what tests ask of a Popen it has too."""
+    """A process of the fork server, with the methods of `Popen` that tests use; its output goes to files."""
 
     def __init__(self, program: str, line: Sequence[str], sinks: Sequence[str], **how: Any) -> None:
         self.returncode: int | None = None
         self.pid = self.ask(program=program, arguments=line[3:], sinks=sinks, **how)
 
     def ask(self, **order: Any) -> Any:
-        """Send an order to the process that forks, and return its answer."""
+        """Send an order to the fork server, and return its reply."""
         process, speaking = fork_server()
         with speaking:
             process.stdin.write(f"{json.dumps(order)}\n")
@@ -298,13 +290,13 @@ class ForkedProcess:
             return json.loads(process.stdout.readline())
 
     def poll(self) -> int | None:
-        """Return its exit code if it has ended."""
+        """Return the exit code, None while the process runs."""
         if self.returncode is None:
             self.returncode = self.ask(pid=self.pid)
         return self.returncode
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """Wait until it has ended and return its exit code."""
+        """Wait for the end of the process and return its exit code."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -313,17 +305,17 @@ class ForkedProcess:
         return code
 
     def send_signal(self, how: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         if self.poll() is None:
             os.kill(self.pid, how)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
 
 def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the service to its end."""
+    """Run a command of the service in a separate process."""
     line = [*program, *with_databases(arguments)]
     env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
     if not (text := program_to_fork(line, env)):
@@ -339,12 +331,12 @@ def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> su
 
 
 def invoke(*arguments: str) -> click.testing.Result:
-    """Run a command of the service in this process. An exception that it did not catch fails the test."""
+    """Run a command of the service in this process. An uncaught exception fails the test."""
     return click.testing.CliRunner().invoke(findings_service.main, with_databases(arguments), catch_exceptions=False)
 
 
 def program_with(**constants: Any) -> tuple[str, ...]:
-    """Return the program with other constants of its module, the server or webhooks, for a test to wait for less."""
+    """Return a command line of the service with other values of constants of the core, server or webhooks."""
     modules = (findings_service, commits, greeting, processes, rsgi, delivery, sending)
     owners = {name: next(each.__name__ for each in modules if hasattr(each, name)) for name in constants}
     imports = ", ".join(sorted({*owners.values()} - {"findings_service"}))
@@ -352,11 +344,11 @@ def program_with(**constants: Any) -> tuple[str, ...]:
     return (sys.executable, "-c", f"{IMPORT_CORE}{', ' * bool(imports)}{imports}; {changes}; findings_service.main()")
 
 
-STARTED = r"curl .*\n|shown this once: .*\n"  # at a first start
+STARTED = r"curl .*\n|shown this once: .*\n"  # printed at the first start
 
 
 def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = CORE_FOLDER, **env: str) -> Server:
-    """Start a server and return when it has said what `until` matches."""
+    """Start a server, and return it when its output matches `until`."""
     line, log = with_databases(line, cwd), db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
     env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
     with log.open("wb") as sink:
@@ -365,7 +357,7 @@ def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = C
         else:
             process = subprocess.Popen(line, stderr=sink, stdout=sink, cwd=cwd, env=environment(**env))
     deadline = time.monotonic() + PATIENCE
-    has_ended = False  # before the log was read: a server that ends says why last
+    has_ended = False  # read before the log, as a server prints its error last
     while not re.search(until, said := log.read_text("utf-8")):
         if has_ended or time.monotonic() > deadline:
             process.kill()
@@ -378,7 +370,7 @@ def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = C
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Start servers, on one file unless FINDINGS_DB says otherwise, and stop them in the end."""
+    """A factory of servers on one file, unless FINDINGS_DB names another; they are stopped after the test."""
     started = []
 
     def start(*options: str, until: str = STARTED, program: Sequence[str] = PROGRAM, **env: str) -> Server:

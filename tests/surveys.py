@@ -28,7 +28,7 @@ TAGS = ("wcag2a", "a,b", 'quo"te', "x branches")
 
 @dataclass(frozen=True)
 class Survey:
-    """A service with many findings, and what its lists must show: the recount by hand."""
+    """A service with random findings, and the expected content of its lists."""
 
     app: flask.Flask
     client: Client
@@ -41,12 +41,12 @@ class Survey:
         return next((run for run in self.runs if run["id"] == run_id), None)
 
     def expected_runs(self, query: dict[str, Any]) -> list[str]:
-        """Return the ids that a list of runs must have, in order."""
+        """Return the expected ids of a list of runs, in order."""
         found = [run for run in self.runs if all(matches(run, name, value) for name, value in query.items())]
         return [run["id"] for run in reversed(found)]
 
     def is_missing_from(self, item: dict[str, Any], run_id: str) -> bool:
-        """Tell whether a run might have reported a task, and neither it nor a later run of its line did."""
+        """Return whether a task is missing from a run: `missingFrom` of the API."""
         run = self.run(run_id)
         later = (each for each in self.runs if run and each["id"] >= run_id and each["branch"] == run["branch"])
         return bool(
@@ -59,7 +59,7 @@ class Survey:
         )
 
     def is_new_in(self, item: dict[str, Any], run_id: str) -> bool:
-        """Tell whether a run reported a task, and the main line's last completed run before it did not."""
+        """Return whether a task is new in a run: `newIn` of the API."""
         runs = [run["id"] for run in self.runs]
         run, known = self.runs[runs.index(run_id)], set[str]()
         for other in self.runs[: runs.index(run_id)]:
@@ -68,11 +68,11 @@ class Survey:
         return item["id"] in self.reported[run_id] - known
 
     def is_known_to(self, item: dict[str, Any], branch: str) -> bool:
-        """Tell whether a run of a branch has reported a task."""
+        """Return whether a run of a branch has reported a task."""
         return any(run["branch"] == branch and item["id"] in self.reported[run["id"]] for run in self.runs)
 
     def accepts(self, item: dict[str, Any], name: str, value: Any) -> bool:
-        """Tell whether a filter lets a task through."""
+        """Return whether a task matches a filter."""
         if name == "branch":
             return any(self.is_known_to(item, branch) for branch in value)
         if name == "runId":
@@ -89,7 +89,7 @@ class Survey:
         return name == "sort" or matches(item, name, value)
 
     def expected_tasks(self, query: dict[str, Any]) -> list[str]:
-        """Return the ids that a list of tasks must have, in order."""
+        """Return the expected ids of a list of tasks, in order."""
         found = [item for item in self.tasks if all(self.accepts(item, *pair) for pair in query.items())]
         found.sort(key=lambda item: item["id"], reverse=query.get("sort") != "createdAt")
         if query.get("sort") == "severity":
@@ -98,12 +98,12 @@ class Survey:
 
 
 def same_surface(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether two runs, or a run and a task, are of the same project type and target."""
+    """Return whether two runs, or a run and a task, have the same project type and target."""
     return all(one[name] == other[name] for name in ("projectType", "targetUrl"))
 
 
 def matches(item: dict[str, Any], name: str, value: Any) -> bool:
-    """Tell whether a run or task has one of a filter's values."""
+    """Return whether a run or task has one of a filter's values."""
     if name == "without":
         return not item["tags" if value == "tag" else value]
     if name == "location":
@@ -123,7 +123,7 @@ def matches(item: dict[str, Any], name: str, value: Any) -> bool:
 
 
 def random_task(dice: random.Random) -> dict[str, Any]:
-    """Return a task as an agent might report it."""
+    """Return a random task."""
     fields: dict[str, Any] = {"title": f"Finding {dice.random()}", "severity": dice.choice(SEVERITIES)}
     if dice.random() < 0.6:
         fields["externalId"] = f"f-{dice.randrange(12)}"
@@ -136,7 +136,7 @@ def random_task(dice: random.Random) -> dict[str, Any]:
 
 
 def random_survey(app: flask.Flask, seed: int) -> Survey:
-    """Fill a service at random, and recount by reading every run and task by its id."""
+    """Fill a service with random runs and tasks, then read each by its id."""
     dice, client, reported = random.Random(seed), client_of(app), {}
     stranger = client_of(app, client="stranger")
     for owner, rounds in ((client, 24), (stranger, 2)):

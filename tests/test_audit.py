@@ -15,7 +15,7 @@ import pytest
 import findings_service
 from findings_features import audit, migrations
 from tests.clients import API, Client, cases, client_with, database_of, reader_of, task
-from tests.engines import ON_POSTGRES, open_database
+from tests.engines import ON_POSTGRES, connect_directly
 from tests.files import damage_index
 from tests.servers import Server, invoke
 
@@ -86,7 +86,7 @@ PLANTED = cases(
 @pytest.mark.parametrize(("fault", "told"), [*PLANTED_IN_A_FILE, *PLANTED])
 def test_check_tells_each_fault_and_fails(filled: Path, fault: Any, told: str) -> None:
     assert invoke("check", "--db", str(filled)).exit_code == 0
-    with open_database(filled) as connection:
+    with connect_directly(filled) as connection:
         if callable(fault):
             fault(connection)
         else:

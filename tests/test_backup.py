@@ -27,7 +27,7 @@ import findings_service
 from findings_features import backup
 from tests.clients import API, Client, cases, task
 from tests.documents import HERE
-from tests.engines import integrity_errors_of, locked, open_database, with_databases
+from tests.engines import connect_directly, integrity_errors_of, locked, with_databases
 from tests.files import UNUSABLE, damage_index, database_of_version, files_in, foreign_database, stored_rows
 from tests.servers import IMPORT_CORE, PROGRAM, Server, command, environment, invoke, start_process, wait_until
 
@@ -98,7 +98,7 @@ def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tm
         backed_up = command("backup", str(copy), "--db", str(server.db))
     after = server.request("GET", f"{API}/tasks?limit=1").json["total"]
     assert (backed_up.returncode, "verified" in backed_up.stderr) == (0, True)
-    with open_database(copy) as connection:
+    with connect_directly(copy) as connection:
         (held,) = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()
     assert 100 < before <= held < after == 100 + 7 * statuses.count(201)
     assert (held - 100) % 7 == 0
@@ -107,7 +107,7 @@ def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tm
 
 
 def test_a_damaged_database_gives_no_backup(filled: Path, tmp_path: Path) -> None:
-    with open_database(filled) as connection:
+    with connect_directly(filled) as connection:
         damage_index(connection, "tasks_by_status")
     assert "damaged" in refused("backup", filled, str(tmp_path / "copy.db"))
     assert [path.name for path in tmp_path.glob("copy.db*")] == []
@@ -264,7 +264,7 @@ def fill_and_prune(server: Server) -> int:
     for _ in range(5):
         server.request("POST", f"{API}/runs/{old}/tasks", {"tasks": [task(description="x" * 60_000)] * 5})
     server.request("PATCH", f"{API}/runs/{old}", {"status": "failed"})
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'failed'")
     assert "compact" in invoke("prune", "--finished-before", "90d", "--db", str(server.db)).stderr
     with closing(sqlite3.connect(server.db)) as connection:
@@ -281,7 +281,7 @@ def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callabl
     assert done.exit_code == 0
     assert f"{before:,} bytes before, {after:,} now. It is sound." in done.stderr
     assert after < 300_000 < 1_000_000 < before
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("SELECT title FROM tasks").fetchall() == [("Kept",)]
 
@@ -308,7 +308,7 @@ def test_compact_waits_for_a_writer(filled: Path) -> None:
 
 
 def test_compact_audits_what_it_made(filled: Path) -> None:
-    with open_database(filled) as connection:
+    with connect_directly(filled) as connection:
         connection.execute("UPDATE counters SET n = n + 1")
     done = invoke("compact", "--db", str(filled))
     assert (done.exit_code, "counter: " in done.stdout) == (1, True)

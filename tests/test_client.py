@@ -54,7 +54,7 @@ class Fake:
         self.replies: list[Reply | None] = []
         self.before: dict[str, Callable[[], Any]] = {}  # what is done before a path that ends so is asked for
         self.loses_first = False  # whether the first answer to each request is lost
-        self.log_text: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.received: list[tuple[str, str, dict[str, str], bytes]] = []
         fake = self
 
         class Handler(StubHandler):
@@ -70,12 +70,12 @@ class Fake:
 
     def answer(self, handler: StubHandler, body: bytes) -> None:
         """Answer a request, or lose the answer once the work was done."""
-        self.log_text.append((handler.command, handler.path, dict(handler.headers.items()), body))
+        self.received.append((handler.command, handler.path, dict(handler.headers.items()), body))
         for end in self.before:
             if handler.path.endswith(end):
                 self.before[end]()
         reply = self.replies.pop(0) if self.replies else self.pass_on(handler, body)
-        again = self.log_text.count(self.log_text[-1]) > 1
+        again = self.received.count(self.received[-1]) > 1
         if reply is None or reply[0] == GAVE_UP:
             self.pass_on(handler, body)
         if reply is None or (self.loses_first and not again):
@@ -163,7 +163,7 @@ def test_what_may_pass_is_tried_again_under_the_same_key_and_not_before_it_is_as
 ) -> None:
     away.replies = [(status, {}, b""), (status, {"Retry-After": "7"}, b""), (status, {"Retry-After": "86400"}, b"")]
     service_at(away.url).request("POST", "runs", {"projectType": "web"})
-    keys = [heard[2]["Idempotency-Key"] for heard in away.log_text]
+    keys = [each[2]["Idempotency-Key"] for each in away.received]
     assert (len(keys), len(set(keys)), waits) == (4, 1, [7, 30])
 
 
@@ -171,7 +171,7 @@ def test_what_would_do_something_twice_has_a_key_of_its_own_and_nothing_else(awa
     service = service_at(away.url)
     for method, body in (("POST", None), ("POST", None), ("PATCH", {"comment": "x"}), ("PATCH", {}), ("GET", None)):
         service.request(method, "runs", body)
-    keys = [heard[2].get("Idempotency-Key") for heard in away.log_text]
+    keys = [each[2].get("Idempotency-Key") for each in away.received]
     assert len(set(keys[:3]) - {None}) == 3
     assert keys[3:] == [None, None]
 
@@ -192,7 +192,7 @@ def test_a_service_that_stays_busy_is_told_in_its_own_words(away: Fake, tune: Tu
     away.replies = [(503, {}, json.dumps(told).encode())] * 20
     with pytest.raises(Refused, match="The database is locked") as caught:
         service_at(away.url).request("GET", "tasks")
-    assert (caught.value.status, len(away.log_text)) == (503, 2)
+    assert (caught.value.status, len(away.received)) == (503, 2)
 
 
 def test_a_large_body_has_time_in_proportion(away: Fake, tune: Tune) -> None:
@@ -215,7 +215,7 @@ def test_what_is_no_service_is_told_so(away: Fake, reply: Reply, error: type[Exc
     away.replies = [reply]
     with pytest.raises(error, match=said):
         service_at(away.url).request("GET", "tasks").read(dict)
-    assert len(away.log_text) == 1
+    assert len(away.received) == 1
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "/findings", "/api", "/a/b/", "/api/v1", "/api/v1/"])
@@ -225,7 +225,7 @@ def test_a_service_may_be_below_a_prefix_and_its_url_may_end_with_the_path_of_th
     service.request("GET", "tasks?limit=1")
     service.request("GET", f"{prefixed}?after=x")  # a link of its own
     service.request("GET", "/api/v1/tasks?after=x")  # of one that does not know of the prefix
-    assert [heard[1] for heard in away.log_text] == [f"{prefixed}?limit=1", *[f"{prefixed}?after=x"] * 2]
+    assert [each[1] for each in away.received] == [f"{prefixed}?limit=1", *[f"{prefixed}?after=x"] * 2]
 
 
 def test_a_body_that_is_too_large_is_told_so_before_all_of_it_is_sent(serve: Callable[..., Server]) -> None:
@@ -252,8 +252,8 @@ def test_the_environments_proxy_is_used_unless_it_says_not_to(
     tune(PATIENCE=0.0)
     with nullcontext() if url.startswith("http:") and asked else pytest.raises(Unavailable):
         service_at(url).request("GET", "tasks")
-    assert [heard[:2] for heard in away.log_text] == ([asked] if asked else [])
-    for _, _, heads, _ in away.log_text:
+    assert [each[:2] for each in away.received] == ([asked] if asked else [])
+    for _, _, heads, _ in away.received:
         assert {name.lower(): value for name, value in heads.items()}["proxy-authorization"] == "Basic bWU6cGFzcyB3b3Jk"
         assert ("Authorization" in heads) == url.startswith("http:")
 
@@ -363,13 +363,13 @@ def between(fake: Callable[..., Fake], there: Server) -> Fake:
 def remote(between: Fake, there: Server) -> Agent:
     """An agent that speaks to the service by that server."""
     agent = Agent(between.url, there.key)
-    between.log_text.clear()
+    between.received.clear()
     return agent
 
 
 def batches(between: Fake) -> list[int]:
     """Return how many findings went out in each request."""
-    return [len(json.loads(body)["tasks"]) for _, path, _, body in between.log_text if path.endswith("/tasks")]
+    return [len(json.loads(body)["tasks"]) for _, path, _, body in between.received if path.endswith("/tasks")]
 
 
 def test_a_run_is_completed_with_its_block(agent: Agent) -> None:
@@ -565,7 +565,7 @@ def test_what_an_interrupt_breaks_off_is_done_once(remote: Agent, between: Fake,
         report_one(remote)
     assert remote.runs() == [("failed", "stopped by SIGTERM")]
     assert remote.titles() == (["A finding"] if moment == "/tasks" else [])
-    assert [method for method, *_ in between.log_text].count("PATCH") == 1
+    assert [method for method, *_ in between.received].count("PATCH") == 1
 
 
 @pytest.mark.signals

@@ -34,7 +34,7 @@ from tests.clients import (
     rows_of,
     task,
 )
-from tests.engines import ON_POSTGRES, integrity_errors_of, open_database, stored_bytes
+from tests.engines import ON_POSTGRES, connect_directly, integrity_errors_of, stored_bytes
 from tests.files import files_in, stored_rows
 from tests.scenarios import completed_run, count_all, finish_ago, gate, post, prune, secret, sqlite_steps, start_on
 from tests.servers import LISTENING, PATIENCE, SECRET, Server, command, invoke, program_with, wait_until
@@ -151,7 +151,7 @@ def test_two_prunes_go_beside_a_server_that_is_writing(server: Server) -> None:
         server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=run), task(externalId="all")]})
         server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
     path = f"{API}/runs/{server.start_run()}/tasks"
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
     with ThreadPoolExecutor(6) as pool:
         prunes = [pool.submit(command, "prune", "--finished-before", "90d", "--db", str(server.db)) for _ in range(2)]
@@ -272,7 +272,7 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
     young, running, old = (server.start_run() for _ in range(3))  # when the last has gone, so would the others have
     for run, names in ((old, "ab"), (young, "bc"), (running, "d")):
         server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=name) for name in names]})
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         for run, hours in ((old, 3), (young, 1)):
             server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
             at = findings_service.timestamp(ago=hours * 3600)
@@ -536,14 +536,7 @@ def secret_report(dice: random.Random) -> dict[str, Any]:
         title=secret() + long[:300],
         description=secret() + long,
         externalId=secret(),
-        evidence=[
-            {
-                "type": secret(),
-                "label": secret(),
-                "url": f"https://{secret()}/",
-                "content": secret() + long,
-            }
-        ],
+        evidence=[{"type": secret(), "label": secret(), "url": f"https://{secret()}/", "content": secret() + long}],
         remediation=[{"instruction": secret()}],
         successCriteria=[{"description": secret()}],
         extensions={secret(): secret()},
@@ -581,19 +574,9 @@ def test_what_is_deleted_is_nowhere_in_the_files_once_they_are_compact(
 
 def test_a_deleted_run_and_type_are_nowhere_in_the_files(client: Client, db: Path) -> None:
     name = secret()
-    definition = {
-        "name": name,
-        "label": secret(),
-        "description": secret(),
-        "extensionSchema": {"title": secret()},
-    }
+    definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
     assert post(client, "project-types", definition).status_code == 201
-    start = {
-        "projectType": name,
-        "targetUrl": f"https://{secret()}/",
-        "branch": secret(),
-        "metadata": {"a": secret()},
-    }
+    start = {"projectType": name, "targetUrl": f"https://{secret()}/", "branch": secret(), "metadata": {"a": secret()}}
     pull = post(client, "runs", start, "run").json["id"]
     client.submit(pull, *(secret_report(random.Random(1)) for _ in range(40)))
     client.finish(pull, statusReason=secret())
@@ -674,7 +657,7 @@ def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Ca
             deleted = pool.submit(server.request, "DELETE", f"{API}/runs/{run}", key=SECRET)
             time.sleep(dice.uniform(0.01, 0.4))
             server.stop(signal.SIGKILL)
-        with open_database(server.db) as connection:
+        with connect_directly(server.db) as connection:
             runs = connection.execute("SELECT COUNT(*) FROM runs WHERE id = ?", (run,)).fetchone()
             tasks = connection.execute("SELECT COUNT(*) FROM tasks WHERE run_id = ?", (run,)).fetchone()
         was_answered = deleted.exception() is None

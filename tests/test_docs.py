@@ -27,17 +27,7 @@ import findings_service
 from findings_service import Settings
 from tests import postgres_server
 from tests.clients import KEY, OPERATIONS, TIME, UUID7
-from tests.documents import (
-    CODES,
-    COMMANDS,
-    FENCED,
-    HERE,
-    PROJECT,
-    blocks_of,
-    page_text,
-    settings_variables,
-    table_rows,
-)
+from tests.documents import CODES, COMMANDS, FENCED, HERE, PROJECT, blocks_of, page_text, settings_variables, table_rows
 from tests.servers import CORE_FILE, PATIENCE, environment, free_port
 
 PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))

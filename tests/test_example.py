@@ -52,12 +52,7 @@ def agent(tmp_path: Path, server: Server) -> Agent:
             (tmp_path / "code" / name).touch()
         line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(tmp_path / folder)]
         given = server.variables | {"PYTHONPATH": f"{tmp_path / lib}{os.pathsep}{HERE}"} | env
-        options = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-            "preexec_fn": reset_signals,
-        }
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": reset_signals}
         return subprocess.Popen([*line, "--target", "https://example.com/"], env=environment(**given), **options)
 
     return start

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import findings_service as core
-from tests.support import HERE, Client, blocks_of, database_of, task
+from tests.clients import Client, database_of, task
+from tests.documents import HERE, blocks_of
 
 PAGE = HERE / "docs" / "architecture.md"
 CLAUSE = re.compile(r"\(|\)| (?=(?:FROM (?!json_each)|WHERE|UNION|ORDER BY)\b)")

@@ -28,7 +28,7 @@ from findings_adapters import metrics
 from findings_service import ConfigurationError, Settings, create_app, create_blueprint, installing
 from tests.clients import API, Client, assert_problem, cases, client_of, client_with, make_key, reader_of, task
 from tests.documents import HERE, blocks_of, installed_program, table_rows
-from tests.engines import ON_POSTGRES, db_at, locked, open_database
+from tests.engines import ON_POSTGRES, connect_directly, db_at, locked
 from tests.postgres_server import children_of
 from tests.servers import IMPORT_CORE, LISTENING, PATIENCE, PROGRAM, Server, command, free_port, invoke, start_process
 
@@ -214,7 +214,7 @@ def test_the_last_good_backup_is_told_and_none_is_long_ago(counting: Server, tmp
         assert invoke(*line).exit_code == 1  # it is there already
         assert scraped(counting)[LAST_BACKUP] == told
         began = ended
-        with open_database(tmp_path / name) as copy:
+        with connect_directly(tmp_path / name) as copy:
             noted += copy.execute("SELECT COUNT(*) FROM backups").fetchone()
     assert noted == [0, 1]  # each as of its moment
 

@@ -448,9 +448,9 @@ def test_connections_are_given_back_and_used_again(postgres: Databases, url: str
 
 
 def test_who_waits_for_a_connection_gets_the_next_one_or_is_told_in_time(url: str, open_at: OpenAt) -> None:
-    no_list_time, database = open_at(f"{url}?pool_size=1", busy_timeout=0.2), open_at(f"{url}?pool_size=1", fill=False)
-    with no_list_time.reading(), pytest.raises(core.Busy, match="all connections to it are in use"):
-        counts(no_list_time)
+    impatient, database = open_at(f"{url}?pool_size=1", busy_timeout=0.2), open_at(f"{url}?pool_size=1", fill=False)
+    with impatient.reading(), pytest.raises(core.Busy, match="all connections to it are in use"):
+        counts(impatient)
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda _: add(database, "a"), range(20)))
     assert counts(database) == {"a": 20}
@@ -526,7 +526,7 @@ def test_seqs_are_of_a_client(database: store.PostgresDatabase) -> None:
         assert connection.take_seqs("two", 2, 0) == range(1, 3)
 
 
-# Keeping house
+# Maintenance
 
 
 def test_one_process_maintains_until_it_is_gone(postgres: Databases, url: str, open_at: OpenAt) -> None:
@@ -541,7 +541,7 @@ def test_one_process_maintains_until_it_is_gone(postgres: Databases, url: str, o
     assert first.owns_maintenance() != second.owns_maintenance()
 
 
-def test_house_is_kept_for_all_clients_while_one_writes(database: store.PostgresDatabase) -> None:
+def test_maintenance_covers_all_clients_while_one_writes(database: store.PostgresDatabase) -> None:
     for client_id in ("one", "two"):
         with database.transaction(client_id) as connection:
             core.insert_project_type(connection, client_id, "web", "web", "", None)
@@ -549,11 +549,11 @@ def test_house_is_kept_for_all_clients_while_one_writes(database: store.Postgres
     with database.transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'")
     wait_until(database.owns_maintenance)
-    house = commits.maintenance_steps(database)
+    steps = commits.maintenance_steps(database)
     with ThreadPoolExecutor(1) as pool:
         with database.transaction("one") as connection:
             connection.execute("SELECT 1").fetchone()
-            keeping = pool.submit(lambda: [next(house), next(house)])
+            keeping = pool.submit(lambda: [next(steps), next(steps)])
             time.sleep(0.3)
         keeping.result(PATIENCE)
     with database.reading() as connection:

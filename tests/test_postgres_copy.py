@@ -18,7 +18,7 @@ import findings_service as core
 from findings_adapters.postgres import copying
 from findings_features import audit
 from tests.clients import API, Client, cases, client_of, client_with, database_of, task
-from tests.engines import open_database, open_store
+from tests.engines import connect_directly, open_store
 from tests.postgres_server import Databases, fresh_url, run_in
 from tests.scenarios import WHOLE_TASK, post
 from tests.servers import IMPORT_CORE, command, invoke, start_process, wait_until
@@ -76,7 +76,7 @@ def is_empty(url: str) -> bool:
 
 def alter(file: Path, statement: str) -> list[Any]:
     """Change what stands in a file, and return what the statement does."""
-    with open_database(file) as connection:
+    with connect_directly(file) as connection:
         return connection.execute(statement).fetchall()
 
 

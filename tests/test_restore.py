@@ -18,7 +18,7 @@ import pytest
 import findings_service
 from findings_features import backup
 from tests.clients import API, cases, patch_core, task
-from tests.engines import integrity_errors_of, open_database
+from tests.engines import connect_directly, integrity_errors_of
 from tests.files import UNUSABLE, database_of_version, files_in, foreign_database, stored_rows
 from tests.servers import IMPORT_CORE, LISTENING, Server, command, invoke
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.sqlite
 def copy(filled: Path, tmp_path: Path) -> Path:
     """A backup of the aged database, which has gone on since."""
     assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(filled)).exit_code == 0
-    with open_database(filled) as connection:
+    with connect_directly(filled) as connection:
         connection.execute("INSERT INTO clients VALUES ('after', '')")
     return tmp_path / "copy.db"
 
@@ -41,7 +41,7 @@ def kept_of(db: Path) -> list[Path]:
 
 def epoch_of(db: Path) -> str:
     """Return the epoch of a database."""
-    with open_database(db) as connection:
+    with connect_directly(db) as connection:
         return str(connection.execute("SELECT epoch FROM epochs").fetchone()[0])
 
 
@@ -90,7 +90,7 @@ def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server],
     assert again.request("POST", path, task(), key=server.key).status_code == 201
     (kept,) = kept_of(server.db)
     assert [integrity_errors_of(server.db), integrity_errors_of(kept)] == [[], []]
-    with open_database(kept) as connection:
+    with connect_directly(kept) as connection:
         assert connection.execute("SELECT title FROM tasks ORDER BY seq").fetchall() == [("Before",), ("After",)]
 
 
@@ -109,7 +109,7 @@ def test_a_restore_is_refused_while_a_service_runs(server: Server, copy: Path) -
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 def test_a_restore_is_refused_while_anybody_reads(filled: Path, copy: Path, mode: str) -> None:
     before = stored_rows(filled)
-    with open_database(filled) as reader:
+    with connect_directly(filled) as reader:
         reader.execute(f"PRAGMA journal_mode = {mode}")
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM runs").fetchone()
@@ -137,12 +137,12 @@ def test_a_key_that_was_revoked_since_the_backup_stays_revoked(filled: Path, tmp
         invoke("keys", "create", name, *db)
     invoke("backup", str(tmp_path / "copy.db"), *db)
     invoke("keys", "revoke", "stolen", *db)
-    with open_database(filled) as connection:
+    with connect_directly(filled) as connection:
         revoked = connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone()
     told = restore(tmp_path / "copy.db", filled)
     assert keys_told(told) == {"tests": "live", "stolen": "stays revoked", "kept": "live"}
     assert "is not known" not in told
-    with open_database(filled) as connection:
+    with connect_directly(filled) as connection:
         assert connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone() == revoked
         assert connection.execute("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL").fetchone() == (2,)
 
@@ -152,7 +152,7 @@ def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(filled: Path, co
         told = restore(copy, filled, *options)
         assert keys_told(told) == {"tests": state}
         assert "findings-service keys create NAME" in told
-        with open_database(filled) as connection:
+        with connect_directly(filled) as connection:
             assert connection.execute("SELECT 1 FROM api_keys WHERE revoked_at IS NULL").fetchall() == []
 
 
@@ -191,7 +191,7 @@ def damaged(path: Path) -> None:
 
 def lose_keys(db: Path) -> None:
     """Lose the table of keys of a database."""
-    with open_database(db) as connection:
+    with connect_directly(db) as connection:
         connection.execute("DROP TABLE api_keys")
 
 
@@ -255,7 +255,7 @@ def test_a_backup_that_is_none_replaces_nothing(
 
 
 def test_what_is_in_the_log_of_a_backup_is_restored(filled: Path, copy: Path) -> None:
-    with open_database(copy) as connection:
+    with connect_directly(copy) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("INSERT INTO clients VALUES ('in the log', '')")
         restore(copy, filled)
@@ -274,14 +274,14 @@ def test_an_older_backup_is_brought_up_to_date_where_it_is_restored(
     monkeypatch.setitem(findings_service.REGISTRY.migrations, last + 1, step)
     restore(copy, filled)
     for path, version in ((filled, last + 1), (copy, last)):
-        with open_database(path) as connection:
+        with connect_directly(path) as connection:
             assert connection.execute("PRAGMA user_version").fetchone() == (version,)
     assert stored_rows(filled)[:-1] == stored_rows(copy)[:-1]  # a migration raises the revisions among the counters
 
 
 @pytest.mark.parametrize("version", [7, 99])
 def test_a_database_of_another_version_is_replaced(filled: Path, copy: Path, version: int) -> None:
-    with open_database(filled) as connection:
+    with connect_directly(filled) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
         connection.execute("UPDATE api_keys SET revoked_at = created_at")
     assert keys_told(restore(copy, filled)) == {"tests": "stays revoked"}

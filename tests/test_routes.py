@@ -11,7 +11,9 @@ from flask.testing import FlaskClient
 from werkzeug.routing import RequestRedirect
 
 import findings_service
-from tests.support import API, OPERATIONS, ROUTER, UNKNOWN_ID, command, db_at
+from tests.clients import API, OPERATIONS, ROUTER, UNKNOWN_ID
+from tests.engines import db_at
+from tests.servers import command
 
 UNROUTED = {"unknown", "unknown_healthz", "page", "page_file"}  # problem responses, and the page
 

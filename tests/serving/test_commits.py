@@ -33,7 +33,7 @@ from tests.clients import (
     task,
     writer_of,
 )
-from tests.engines import full_error, integrity_errors_of, locked, open_database
+from tests.engines import connect_directly, full_error, integrity_errors_of, locked
 from tests.scenarios import assert_timed_out, raise_panic
 from tests.servers import PATIENCE, HttpResponse, Server, program_with, wait_until
 
@@ -123,7 +123,7 @@ def test_a_write_that_waits_too_long_behind_another_is_busy_while_that_goes_on(
 def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(MAINTENANCE_PAUSE=0.2))
     idle, busy = server.start_run(), server.start_run()
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z' WHERE id = ?", (idle,))
 
     def failed() -> bool:

@@ -21,7 +21,7 @@ import findings_service
 from findings_service import DatabaseUnusable, create_app
 from tests.clients import API, assert_storage_problem, cases, database_of, task
 from tests.documents import HERE
-from tests.engines import db_at, integrity_errors_of, open_database
+from tests.engines import connect_directly, db_at, integrity_errors_of
 from tests.files import assert_storage_unusable, database_files, move_database_away, move_database_back
 from tests.postgres_server import children_of, is_alive
 from tests.servers import LISTENING, PATIENCE, Server, command, invoke, program_with, wait_until
@@ -90,7 +90,7 @@ def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_ki
         assert_storage_unusable(first.request)
     assert first.stop() == 0
     second.stop(signal.SIGKILL)
-    with open_database(second.db) as connection:
+    with connect_directly(second.db) as connection:
         assert connection.execute("SELECT COUNT(*) FROM tasks").fetchone() == (6,)
     assert integrity_errors_of(second.db) == []
     assert integrity_errors_of(second.db.with_name("moved.db")) == []
@@ -112,7 +112,7 @@ def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable
         statuses = list(pool.map(lambda body: insist(server, f"{API}/runs/{run}/tasks", body), batches))
     assert (statuses.count(201), statuses.count(200)) == (100, 100)
     assert {server.request("GET", f"{API}/runs", key=key.result().stdout.strip()).status_code for key in keys} == {200}
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         found = connection.execute("SELECT external_id FROM tasks ORDER BY external_id").fetchall()
     assert found == sorted((f"{n}.{i}",) for n in range(100) for i in range(5))
     submitted = server.request("GET", f"{API}/runs/{run}").json["submitted"]

@@ -27,7 +27,7 @@ from findings_adapters.serving import rsgi
 from findings_service import Busy
 from tests.clients import API, KIB, assert_problem, cases, task
 from tests.documents import HERE
-from tests.engines import ON_POSTGRES, db_at, locked, open_database, with_databases
+from tests.engines import ON_POSTGRES, connect_directly, db_at, locked, with_databases
 from tests.hostile import half_open, raw_request, send_raw, status_of
 from tests.scenarios import BACKTRACKING, in_a
 from tests.servers import (
@@ -115,10 +115,7 @@ def test_health_is_told_within_its_time_while_the_writing_thread_hangs(serve: Ca
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_finishes_the_request_under_way(serve: Callable[..., Server], how: signal.Signals) -> None:
     server = serve(FINDINGS_SCHEMA_TIMEOUT="4s")
-    run, body = (
-        server.start_run(in_a({"pattern": "^(a|aa)+$"})),
-        json.dumps(task(extensions=BACKTRACKING)).encode(),
-    )
+    run, body = (server.start_run(in_a({"pattern": "^(a|aa)+$"})), json.dumps(task(extensions=BACKTRACKING)).encode())
     with server.begin_post(f"{API}/runs/{run}/tasks", len(body)) as connection:
         connection.sendall(body)
         time.sleep(0.15)
@@ -219,7 +216,7 @@ def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(
     asyncio.run(stop_while_busy())
     assert (server.process.returncode, halves) == (0, [])
     stored = {item["id"] for each in answers for item in json.loads(each)["tasks"]}
-    with open_database(server.db) as connection:
+    with connect_directly(server.db) as connection:
         assert stored <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
 
 
