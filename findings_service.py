@@ -1168,7 +1168,7 @@ class Migration(Struct, frozen=True):
 
 
 class Registry(Struct):
-    """What this module has of its own, and each part adds to by its `register`, once it is loaded.
+    """What the core has of its own, and each module adds to by its `register` when it is loaded.
 
     Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, steps
     to a newer schema by the version that each leads to, what watches a service by the setting that asks for it, and
@@ -1234,7 +1234,7 @@ def load_modules() -> None:
 
 
 class Listeners(Struct):
-    """Who is told of what an application does, before a caller can know of it: a part that counts, and the log.
+    """Who is told of what an application does, before a caller can know of it: the metrics, and the log.
 
     Of each request that is answered: its call, the status, the bytes of the body, and the seconds that it took. Of each
     group of writes that is committed: how many requests it has. `write_line` is a server's way to write the log.
@@ -1251,7 +1251,7 @@ class Listeners(Struct):
 #
 # An engine gives connections to readers and writers. What stands behind this section knows no more of it than
 # `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
-# part's, and may have many connections at once.
+# module's, and may have many connections at once.
 
 SCHEMA_VERSION = 12
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
@@ -2872,10 +2872,9 @@ CHANGES = "changes"
 
 
 def raise_revision(connection: Connection, client_id: str) -> None:
-    """Raise the client's stamp, as each transaction does that changes what is the client's.
+    """Increase the client's revision, in every transaction that changes rows of the client.
 
-    How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
-    what came after it.
+    The increment is random, so that a restored backup never reuses an earlier ETag.
     """
     connection.transaction.counters.add(client_id, [CHANGES], "", 0, 1 + secrets.randbelow(1 << 30))
 
@@ -3092,7 +3091,7 @@ def plan_rows(
     asked: Mapping[str, Condition],
     order: str = "-createdAt",
 ) -> ListPlan:
-    """Plan the list of a client's rows that are as a filter asks: of all of them, or of the fewest that a part finds.
+    """Plan the list of a client's rows that are as a filter asks: of all of them, or of the fewest that a module finds.
 
     :param asked: what a row must be, by the fields that ask for it.
     """
@@ -3697,7 +3696,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     """Look up what a query names.
 
     :raises Missing: when `missingFrom` or `newIn` is no run of the client.
-    :raises InvalidParameter: for too many branches, for a search of nothing, and for what an absent part would find.
+    :raises InvalidParameter: for too many branches, an empty search, or a filter of a module that is not installed.
     """
     search, new_in, baseline = None, None, None
     if query.q is not None:  # an unsound parameter is told before an unknown run
@@ -3953,11 +3952,6 @@ class StoredFinding(Record, frozen=True):
     content: Sequence[Any]  # the fields of TaskContent
     external_id: str
     seen_by_run: bool
-
-    @property
-    def title(self) -> str:
-        """The title of the stored finding."""
-        return TaskContent(*self.content).title
 
     def changed(self, report: NewTask, branch: str) -> list[str]:
         """Return the API's names of the fields that the report, and the branch of its run, change."""
@@ -4686,14 +4680,13 @@ class Parsed(Struct):
         stored.success_criteria = to_json_text(task.success_criteria) if task.success_criteria else None
         stored.extensions = extensions
         stored.tags = to_json_text(task.tags) if task.tags else None
-        former_ids = task.former_external_ids or ()
         self.reports.append(
             NewTask(
                 *content_of(stored),
                 external_id=task.external_id,
                 status=task.status,
                 labels=labels,
-                former_ids=former_ids,
+                former_ids=task.former_external_ids or (),
             )
         )
 
@@ -5304,7 +5297,7 @@ class Operation(Struct, frozen=True, eq=False):
 
     `body` is its model, or several models, which some `formats` come to. `exports` are other forms than JSON that the
     answer may have, by their media types. `tagged` is whether the answer has an ETag, by which a change can be made to
-    depend on it, and `stamped`, whether it has a weak one; `keyed`, whether a request may have an Idempotency-Key,
+    depend on it, and `has_weak_etag` whether it has a weak one; `keyed`, whether a request may have an Idempotency-Key,
     under which it is answered once.
     """
 
@@ -5319,7 +5312,7 @@ class Operation(Struct, frozen=True, eq=False):
     exports: Mapping[str, Export] = {}
     refusals: tuple[type[ServiceError], ...] = ()
     tagged: bool = False
-    stamped: bool = False
+    has_weak_etag: bool = False
     keyed: bool = False
 
 
@@ -5994,7 +5987,7 @@ def post_runs(request: ApiRequest) -> PendingWrite:
     return PendingWrite(request, start)
 
 
-@operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, stamped=True)
+@operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, has_weak_etag=True)
 def get_runs(request: ApiRequest) -> Response | ThreadJob:
     """List runs, newest first."""
     return list_response(request, partial(conditional_response, read_run_page))
@@ -6112,7 +6105,7 @@ def store_submission(request: ApiRequest, run: RunKey, parsed: Parsed, connectio
     {200: (FullTaskPage, TaskPage)},
     query=TaskQuery,
     exports=REGISTRY.list_exports,
-    stamped=True,
+    has_weak_etag=True,
 )
 def get_tasks(request: ApiRequest) -> Response | ThreadJob:
     """List tasks, newest first or by severity."""
@@ -6300,7 +6293,7 @@ def open_once(service: Service) -> None:
 def start_service(settings: Settings) -> Service:
     """Open the database, start the observers of the settings, and return the service that all routes share.
 
-    :raises ConfigurationError: for a part or a package that is not there.
+    :raises ConfigurationError: for a module or a package that is not installed.
     :raises DatabaseUnusable: when the database cannot be opened.
     """
     load_modules()
@@ -6436,11 +6429,6 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.S
 STDERR = 2
 
 
-def is_closed(stream: typing.TextIO | None) -> bool:
-    """Return whether a standard stream was closed by what started the command."""
-    return getattr(stream, "stream", stream) is None
-
-
 COMMAND_MODULES = {
     "scan": "findings_adapters.ci",
     "export": "findings_adapters.ci",
@@ -6456,7 +6444,7 @@ COMMAND_MODULES = {
 
 
 class MainGroup(click.Group):
-    """The group of all commands, also of those that parts bring."""
+    """The group of all commands, also of those that modules add."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. It ends with its own exit code also where its output cannot be written."""
@@ -6493,7 +6481,7 @@ class MainGroup(click.Group):
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command. :raises click.UsageError: for one of a part that is absent."""
+        """Return a command. :raises click.UsageError: for one of a module that is not installed."""
         if cmd_name in COMMAND_MODULES and (missing := load_module(COMMAND_MODULES[cmd_name])):
             ctx.fail(f"`{cmd_name}` needs {missing}")
         return super().get_command(ctx, cmd_name)
@@ -6659,7 +6647,7 @@ client_option = click.option("--client", default="default", callback=printable, 
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, for_users: bool, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
-    if is_closed(sys.stdout):
+    if getattr(sys.stdout, "stream", sys.stdout) is None:  # the parent process closed it
         raise click.ClickException("standard output is closed; the key would be seen by nobody")
     if expires == 0:
         raise click.BadParameter("must be above zero", param_hint="--expires")

@@ -1223,13 +1223,13 @@ def test_a_list_is_left_out_where_the_caller_has_it(client: Client, run: str, ha
 
 
 def test_what_follows_a_restored_backup_has_other_etags_than_what_followed_it_before(app: flask.Flask) -> None:
-    stamps = set()
+    revisions = set()
     for _ in range(2):
         with suppress(ZeroDivisionError), database_of(app).transaction("default") as connection:
             findings_service.raise_revision(connection, "default")
-            stamps.add(findings_service.select_revision(connection, "default"))
+            revisions.add(findings_service.select_revision(connection, "default"))
             1 / 0  # noqa: B018
-    assert len(stamps) == 2
+    assert len(revisions) == 2
 
 
 @pytest.mark.modules

@@ -452,7 +452,7 @@ def pages(service: Client, filters: Filters, kind: str, limit: int | None) -> It
     """
     sample = service.request("GET", f"tasks?{query_of(**filters, limit=1)}", accept=kind)  # a limit of all forms
     if not sample.headers.get("content-type", "").startswith(kind):
-        raise BadInput(f"the service does not write {kind}: the part of it that does is not there")
+        raise BadInput(f"the service does not write {kind}: its module for that is not installed")
     link = f"tasks?{query_of(**filters, limit=EXPORTED)}"
     for left in range(limit or sys.maxsize, 0, -EXPORTED):
         link = regex.sub(r"(?<=[?&]limit=)[0-9]+", str(min(left, EXPORTED)), link)

@@ -1,7 +1,7 @@
 """The brief as a text for a prompt: Markdown that a language model reads before it scans.
 
 It is CommonMark 0.31.2 (https://spec.commonmark.org/0.31.2/), answered as `text/markdown` (RFC 7763,
-https://www.rfc-editor.org/rfc/rfc7763). This part adds it to the forms of `GET /api/v1/brief`.
+https://www.rfc-editor.org/rfc/rfc7763). This module adds it to the forms of `GET /api/v1/brief`.
 
 Whoever wrote a finding may have written it for the model: "ignore what stands above". So the service's own sentences
 say what comes, and that it is data, and everything that clients wrote stands in one fenced code block (section 4.5)

@@ -1,8 +1,8 @@
 """The page on which people work through findings, in a browser.
 
 It is made of the files in the folder `page` beside this one, plain HTML, CSS and JavaScript modules
-(https://html.spec.whatwg.org/), which stand on the API and on nothing else. This part hands them to the service, which
-serves them as they are. What findings hold was written by strangers, so each file goes out with a
+(https://html.spec.whatwg.org/), which use the API alone. This module registers them with the service, which serves
+them unchanged. What findings hold was written by strangers, so each file goes out with a
 Content-Security-Policy (level 3, https://www.w3.org/TR/CSP3/) under which the browser runs the page's own scripts
 alone, and speaks to this service alone, but for pictures.
 """

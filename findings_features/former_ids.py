@@ -14,6 +14,7 @@ from findings_service import (
     NewTask,
     StoredFinding,
     Submitting,
+    TaskContent,
     select_findings,
 )
 
@@ -51,7 +52,7 @@ def find(
         names = [kept.get(own), *(name for each in report.former_ids for name in (each, kept.get(each)))]
         if old := findings.get(report.old_id):
             title = without_numbers(report.old_title)
-            names += [report.old_id] if title in ("", without_numbers(old.title)) else []
+            names += [report.old_id] if title in ("", without_numbers(TaskContent(*old.content).title)) else []
         if report.known_as is not None:
             names = [report.known_as]
         for each in (findings[name] for name in names if name in findings):

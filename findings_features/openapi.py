@@ -100,7 +100,7 @@ def described_answers(each: Operation, references: References) -> Json:
     headers: Json = {}
     if each.tagged:
         headers["ETag"] = {"description": TAG} | SENT
-    if each.stamped:
+    if each.has_weak_etag:
         described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
         headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
         headers["Allow"] = {"description": "The methods that the key has here.", "schema": TEXT}
@@ -218,7 +218,7 @@ def described_parameters(each: Operation) -> list[Json]:
     ]
     headers = (
         ("Idempotency-Key", each.keyed, REQUEST_KEY, TEXT | {"minLength": 1, "maxLength": 255}),
-        ("If-None-Match", each.stamped, HAD_TAG, TEXT),
+        ("If-None-Match", each.has_weak_etag, HAD_TAG, TEXT),
         ("If-Match", each.tagged and each.body, EXPECTED_TAG, TEXT | {"pattern": ENTITY_TAGS}),
     )
     parameters += [

@@ -180,7 +180,7 @@ def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, i
     return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
 
 
-@operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
+@operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, has_weak_etag=True)
 def get_overview(request: ApiRequest) -> ThreadJob:
     """Get where all tasks stand, and what happened to them lately."""
     return request.read_slowly(partial(conditional_response, read_overview, request))

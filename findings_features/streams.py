@@ -50,6 +50,11 @@ class TerminalStream:
             self._out.flush()
 
 
+def is_closed(stream: typing.TextIO | None) -> bool:
+    """Return whether the parent process closed a standard stream."""
+    return getattr(stream, "stream", stream) is None
+
+
 @contextlib.contextmanager
 def escaped_streams() -> Iterator[None]:
     """Replace standard output and error by streams that escape what a terminal obeys."""

@@ -1287,5 +1287,5 @@ def test_a_part_that_is_absent_is_said_so(job: Job, monkeypatch: pytest.MonkeyPa
     patch_core(monkeypatch, "load_module", lambda name: missing.get(name) or load(name))
     assert_one_line(job.scan("a.sarif"), 2, "findings_adapters.sarif, which is not installed")
     for form in ("sarif", "csv"):
-        assert_one_line(job.run("export", "--format", form), 2, "the part of it that does is not there")
+        assert_one_line(job.run("export", "--format", form), 2, "its module for that is not installed")
     assert job.run("export", "--format", "json").stdout == "[\n]\n"

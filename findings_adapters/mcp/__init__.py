@@ -74,7 +74,7 @@ def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
 
 
 def refuse_without(missing: ModuleNotFoundError) -> NoReturn:
-    """Say what to install. :raises ModuleNotFoundError: when it is our own part that is not there."""
+    """Report the package to install. :raises ModuleNotFoundError: if one of our own modules is missing."""
     if (name := missing.name or "").startswith(("findings_adapters", "findings_features")):
         raise click.UsageError(f"`mcp` needs {name}, which is not installed") from None
     needed = "`mcp` needs the package mcp, with all that it needs itself"  # what is missing first may be of those

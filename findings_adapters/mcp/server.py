@@ -54,7 +54,7 @@ from findings_client import (
     quoted,
 )
 from findings_features.me import Me
-from findings_features.streams import write_unlocked
+from findings_features.streams import is_closed, write_unlocked
 from findings_service import (
     API,
     JSON_TYPE,
@@ -73,7 +73,6 @@ from findings_service import (
     Unauthorized,
     WrongMethod,
     __version__,
-    is_closed,
     match_path,
     truncate,
 )

@@ -1,10 +1,10 @@
 """What scanners write and code scanning reads: findings as SARIF in and out.
 
 SARIF 2.1.0 is OASIS's format for the results of static analysis; the sections named here are those of
-https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html. This part adds to the service one form in which
+https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html. This module adds to the service one form in which
 findings may be submitted and a list of tasks be answered, `application/sarif+json`.
 
-A result has an identity that outlives moved lines. What this part has written it reads back as it was: a result
+A result has an identity that outlives moved lines. What this module has written it reads back as it was: a result
 carries its task's fields under a name of ours.
 """
 

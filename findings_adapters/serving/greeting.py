@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from findings_features.streams import write_unlocked
-from findings_service import STDERR, Service, __version__, hashed, insert_first_key, is_closed
+from findings_features.streams import is_closed, write_unlocked
+from findings_service import STDERR, Service, __version__, hashed, insert_first_key
 
 HOST_OPTION = "'--host' (env var: 'FINDINGS_HOST')"
 

@@ -309,7 +309,7 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 def serve(settings: Settings, host: str, port: int, workers: int) -> None:
     """Serve until one of the signals that end a service, and end the process.
 
-    :raises ConfigurationError: for a setting of a part that is absent.
+    :raises ConfigurationError: for a setting of a module that is not installed.
     :raises ChildProcessError: when one of several workers died by itself.
     """
     if settings.keep and (missing := load_module("findings_features.deletion")):
