@@ -53,7 +53,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from operator import attrgetter
@@ -376,8 +375,8 @@ class Missing(ServiceError, status=404, code="not_found"):
 class WrongMethod(ServiceError, status=405, code="method_not_allowed"):
     """The path has other methods."""
 
-    def __init__(self, allowed: str, absent: str = "") -> None:
-        super().__init__(absent or f"This path answers {allowed}.")
+    def __init__(self, allowed: str, detail: str = "") -> None:
+        super().__init__(detail or f"This path answers {allowed}.")
         self.headers = {"Allow": allowed}
 
 
@@ -1138,19 +1137,19 @@ STREAMS = "findings_features.streams"
 # The modules that add to the API, each with a pattern of the requests that it answers, as "METHOD /path".
 API_MODULES = {
     "findings_adapters.markdown": "",
-    "findings_adapters.page": "GET /",
+    "findings_adapters.page": r"GET /",
     "findings_adapters.quick_check": "",
     SARIF: "",
-    "findings_adapters.webhooks": "* /api/v1/webhooks*",
+    "findings_adapters.webhooks": r"[A-Z]+ /api/v1/webhooks(/[^/]+){0,2}",
     "findings_features.brief": "GET /api/v1/brief",
-    "findings_features.deletion": "DELETE /api/v1/*",
+    "findings_features.deletion": r"DELETE /api/v1/(runs|tasks|project-types)/[^/]+",
     "findings_features.events": "GET /api/v1/events",
     "findings_features.exports": "",
     FORMER_IDS: "",
-    GATE: "GET /api/v1/runs/*/gate",
+    GATE: r"GET /api/v1/runs/[^/]+/gate",
     "findings_features.groups": "GET /api/v1/groups",
     "findings_features.me": "GET /api/v1/me",
-    "findings_features.openapi": "GET /api/v1/openapi.json",
+    "findings_features.openapi": r"GET /api/v1/openapi\.json",
     "findings_features.overview": "GET /api/v1/overview",
     "findings_features.planner": "",
     SEARCH: "",
@@ -1168,13 +1167,11 @@ class Migration(Struct, frozen=True):
 
 
 class Registry(Struct):
-    """What the core has of its own, and each module adds to by its `register` when it is loaded.
+    """What the core provides, and what each module adds by its `register`.
 
-    Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, steps
-    to a newer schema by the version that each leads to, what watches a service by the setting that asks for it, and
-    what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
-    Companions are what runs in a process that serves, as long as that. `refresh` folds words again after an update of
-    Unicode.
+    Operations have a method and path as key, formats a media type, engines the scheme of a URL, migrations the version
+    that they lead to, observers a setting, and files of the page a path: "/", or one below PAGE_FOLDER. Companions are
+    context managers that run beside a server. `refresh` updates stored words after an update of Unicode.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -1216,7 +1213,8 @@ def load_module(name: str) -> str:
         sys.modules["findings_service"] = sys.modules["__main__"]
     try:
         spec = importlib.util.find_spec(name)
-        if spec is None or Path(__file__).resolve().parent not in Path(str(spec.origin)).resolve().parents:
+        own, file = Path(__file__), Path((spec and spec.origin) or "/")  # no origin: a folder without __init__.py
+        if own.absolute().parent not in file.absolute().parents and own.resolve().parent not in file.resolve().parents:
             raise ModuleNotFoundError(name=name)
         importlib.import_module(name).register()
     except ModuleNotFoundError as error:
@@ -1254,7 +1252,7 @@ class Listeners(Struct):
 # module's, and may have many connections at once.
 
 SCHEMA_VERSION = 12
-LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
+LARGE_WAL = 64 * 1024 * 1024  # bytes; the maintenance checkpoints a larger one
 MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads checkpoint a larger one before they start
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 
@@ -1406,16 +1404,13 @@ def seconds_ahead() -> float:
 
 
 class Database(ABC):
-    """Where an application keeps its data: what gives connections to readers and writers.
+    """An application's database, whose methods may be called in all threads.
 
-    `version` counts the commits of this process. Everything raises a `ServiceError`, an error of the engine that
-    `known_error` knows, or `DatabaseUnusable` where the database cannot be used. A database may be used by all threads.
-
-    `name` is what messages call the database: its path as it was given, or its URL without a password. `folder` is one
-    that this process may write in, None for the system's own, and `engine` the name and version of the engine.
-    `threads` is how many may read and write at once, each over a connection of its own, so that a statement may be
-    waited for; where it is 0, there is one reader and one writer, which are soon done.
-    `advice` is what to do instead of a command that an engine has a tool of its own for; `{name}` stands for `name`.
+    They raise a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable`. `version` is
+    the number of commits of this process, `name` is the path as given, or the URL without its password; `folder` a folder for
+    temporary files, None for the system's; `engine` the engine's name and version. `threads` is how many may read and
+    write at once, each on a connection of its own; 0 is one reader and one writer, neither of which may wait for long.
+    `advice` says what to do instead of a command that the engine has a tool of its own for.
     """
 
     threads: int = 0
@@ -1813,13 +1808,13 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system 
 
 
 class CheckpointLock:
-    """The right to fold the WAL into the file, which one process of those that serve the database holds.
+    """The lock of the one process that checkpoints a database.
 
     SQLite before 3.51.3 can corrupt a file when two connections write and checkpoint at the same instant
-    (https://www.sqlite.org/wal.html#walresetbug). A lock says whose right it is, because the system gives it back
-    however its holder ends. It is on a file of its own: closing any descriptor of the database would drop SQLite's
-    locks on that (https://www.sqlite.org/howtocorrupt.html, 2.2). That file stays: who removed it could leave two
-    processes with a lock each. Where the system has no such locks, every process folds for itself.
+    (https://www.sqlite.org/wal.html#walresetbug). The system releases the lock however its holder ends. It is on a file
+    of its own, because closing any descriptor of the database would drop SQLite's locks on that
+    (https://www.sqlite.org/howtocorrupt.html, 2.2). The file is never removed, or two processes could have a lock each.
+    On a file system without locks every process checkpoints.
     """
 
     def __init__(self, db: str) -> None:
@@ -1849,7 +1844,7 @@ class CheckpointLock:
         self._file, self.held = None, False
 
 
-# Pages of the WAL after which a commit folds it into the file, which takes three more fsyncs. What the WAL has several
+# Pages of the WAL after which a commit checkpoints, which takes three more fsyncs. A page that the WAL has several
 # times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
 CHECKPOINT_PAGES = 12_000
 HEALTH_TIME = 2.0  # seconds
@@ -1899,7 +1894,7 @@ class SQLiteDatabase(Database):
         """
         self._require_own()
         with self._reading:
-            if self._reader is None:  # behind the one that writes: who closes last folds the WAL into the file
+            if self._reader is None:  # after the one that writes: the last to close checkpoints
                 if self._writer is None:  # else it may be at work, and no read waits for that
                     with self.maintaining():
                         pass
@@ -1922,7 +1917,7 @@ class SQLiteDatabase(Database):
     def apart(self, lane: str = "read") -> Iterator[SQLiteConnection]:
         """Open a separate connection for a slow read: one at a time in each lane."""
         with self.reading():
-            pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
+            pass  # so that it is neither the first nor the last to be opened: that one makes files, or checkpoints
         with self._lanes[lane]:
             self._checkpoint_large_wal(lane)
             with closing(open_database(self.settings, read_only=True)) as connection:
@@ -2055,12 +2050,11 @@ class SQLiteDatabase(Database):
     # Opening and closing
 
     def _require_own(self) -> None:
-        """Refuse what the process had open that this one was forked from; else a fork has everything opened anew.
+        """Check that this process opened the connections: neither they, nor locks of threads, survive a fork.
 
-        Neither a connection nor a thread's lock survives a fork, nor what SQLite knows of both in its own memory
-        (https://www.sqlite.org/howtocorrupt.html, 2.6).
+        See https://www.sqlite.org/howtocorrupt.html, 2.6.
 
-        :raises DatabaseUnusable: then.
+        :raises DatabaseUnusable: if the process was forked since then.
         """
         if self._writer is not None and self._process != os.getpid():
             raise DatabaseUnusable(
@@ -2071,7 +2065,7 @@ class SQLiteDatabase(Database):
     def _require_file(self) -> None:
         """Refuse to go on, until a restart, where the file at the path is another one than was opened, or none.
 
-        Nothing is done about it: SQLite itself neither folds in nor removes anything at a path that is not its file's.
+        SQLite itself neither checkpoints nor removes anything at a path that is not its file's.
 
         :raises DatabaseUnusable: then.
         """
@@ -2085,7 +2079,7 @@ class SQLiteDatabase(Database):
             )
 
     def disconnect(self) -> None:
-        """Close the connections, if there are any; the last to close the file folds the WAL into it.
+        """Close the connections, if there are any; the last one to close the file checkpoints.
 
         SQLite does so only where the file is at its path (https://www.sqlite.org/c3ref/c_fcntl_begin_atomic_write.html,
         SQLITE_FCNTL_HAS_MOVED).
@@ -2104,7 +2098,7 @@ class SQLiteDatabase(Database):
 def database_for(settings: Settings) -> Database:
     """Return the database that settings name, of the engine that their URL names. Nothing is opened yet.
 
-    :raises ConfigurationError: when what that engine needs is not there.
+    :raises ConfigurationError: if a package of that engine is not installed.
     """
     if not (scheme := scheme_of(settings.db)):
         return SQLiteDatabase(settings)
@@ -3433,9 +3427,7 @@ def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) 
 
 
 def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
-    """Fail the runs that nobody has used for so long, some with each step.
-
-    Each step is a transaction of one client, so that others come between; where no run is idle there is none.
+    """Fail idle runs, some of one client in each step, which is a transaction, so that other writes come between.
 
     :param idle_seconds: 0 for never.
     :param patience: seconds to wait for another process's lock; None for the settings'.
@@ -4306,14 +4298,12 @@ def store_reports(
 
 
 def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Submitting:
-    """Return who submits where.
+    """Return the sender, run and time of a submission.
 
-    New tasks are created at the time of the newest one where the clock was set back, or another server's is ahead: so a
-    client's tasks are in the order of `created_at` and `id` as they are in that of `seq`. A list by date is a range
-    of either, and a walk goes on where the task that it stood at has been deleted.
+    If the clock was set back, or another server's is ahead, new tasks get the time of the newest one. So the orders by
+    `created_at`, `id` and `seq` are the same: a list by date is a range of seqs, and cursors survive deletions.
 
-    :param run: as it was when it was read last.
-    :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
+    :raises Missing: if the run was deleted since it was read. :raises RunFinished: if it is not running any more.
     """
     newest_task = connection.execute(
         "SELECT seq, id, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (who.client_id,)
@@ -4334,13 +4324,12 @@ Numbering: TypeAlias = Callable[[Connection, Submitting, Sequence[NewTask]], Non
 def submit_reports(
     connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask], number: Numbering | None = None
 ) -> Submission:
-    """Store a submission to a run: new findings are created, known ones brought up to date.
+    """Insert the new findings of a submission, and update the known ones, in lots that bound the memory.
 
-    The last of one external id wins. What a large one takes in memory is bounded by storing it in lots.
+    Of several reports with one external id the last one counts.
 
-    :param run: as it was when it was read last.
-    :param number: gives reports of the same identity their external ids.
-    :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
+    :param number: sets the external ids of reports that share an identity.
+    :raises Missing: if the run was deleted since it was read. :raises RunFinished: if it is not running any more.
     """
     by = select_submitting(connection, who, run)
     if number:
@@ -4621,10 +4610,9 @@ def model_validator(model: Any) -> Any:
 
 
 def model_problems(model: Any, document: Any, pointer: str = "") -> Iterator[Problem]:
-    """Tell everything that is wrong with a value that its model has refused, but for U+0000 (see `nul_problems`).
+    """Yield all problems of a value that its model refused, but for U+0000 (see `nul_problems`).
 
-    Where jsonschema finds nothing, a member is there twice, of which msgspec judges each value, or a number is over
-    what msgspec reads.
+    If jsonschema finds none, a member is repeated or a number too large, which only msgspec checks.
 
     :raises OutOfTime: past the deadline.
     """
@@ -5293,12 +5281,11 @@ class Export(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, eq=False):
-    """One method of one path: what it takes, what it answers, and who may call it. OpenAPI is made from these.
+    """One method of one path, from which the routes and the OpenAPI document are made.
 
-    `body` is its model, or several models, which some `formats` come to. `exports` are other forms than JSON that the
-    answer may have, by their media types. `tagged` is whether the answer has an ETag, by which a change can be made to
-    depend on it, and `has_weak_etag` whether it has a weak one; `keyed`, whether a request may have an Idempotency-Key,
-    under which it is answered once.
+    `body` is the model of the body, or several ones. `exports` are formats of the response other than JSON, by media
+    type. `tagged` is whether the response has an ETag for If-Match, `has_weak_etag` whether it has one for
+    If-None-Match, `keyed` whether the request may have an Idempotency-Key.
     """
 
     method: str
@@ -5381,7 +5368,7 @@ def match_path(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] |
 def missing_module_message(method: str, path: str) -> str:
     """Return a message if the module that answers a request is not installed, else ""."""
     for name, pattern in API_MODULES.items():
-        if fnmatchcase(f"{method} {path}", pattern) and (missing := load_module(name)):
+        if regex.fullmatch(pattern, f"{method} {path}") and (missing := load_module(name)):
             return f"This endpoint is provided by {missing}."
     return ""
 
@@ -5896,7 +5883,10 @@ class PageCache:
 
     def recall(self, key: tuple[str, ...], read: Callable[[], Any]) -> bytes:
         """Return a page that is kept, or else what `read` returns, as JSON, which is kept if it is not too large."""
-        page = self._pages.pop(key, None) or to_json(read())
+        with self._lock:
+            page = self._pages.pop(key, None)
+        if page is None:
+            page = to_json(read())
         if len(page) <= self.size:
             with self._lock:
                 self._pages[key] = page  # the last one used, as a dict keeps its order
@@ -6351,12 +6341,11 @@ def create_blueprint(
 ) -> FindingsBlueprint:
     """Return the service as a blueprint, to be registered in any Flask application under any prefix.
 
-    It leaves the application's error pages, JSON provider and configuration alone. Without `settings`, those
-    of the environment hold.
+    It does not change the application's error pages, JSON provider or configuration.
 
-    :param page: whether the page for people is there too, at the prefix itself.
-    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
-    :raises DatabaseUnusable: when the database file cannot be opened.
+    :param settings: None for those of the environment. :param page: whether to serve the page at the prefix itself.
+    :raises ConfigurationError: if a setting is not valid, or a package that it needs is not installed.
+    :raises DatabaseUnusable: if the database cannot be opened.
     """
     service = start_service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, __name__)
@@ -6366,7 +6355,10 @@ def create_blueprint(
         def view(**view_args: str) -> flask.Response:
             path = rule.replace("<path:rest>", view_args.get("rest", ""))
             request = ApiRequest(service, flask.request.environ, path)
-            if operation:
+            if operation and request.method in (
+                operation.method,
+                "HEAD",
+            ):  # Werkzeug takes lower case, too
                 request.operation, request.route, request.view_args = operation, operation.path, view_args
             if flask.request.max_content_length is not None:
                 request.limit = flask.request.max_content_length
@@ -6577,11 +6569,10 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         (REGISTRY.serve or serve_with_threads)(Settings.read(db=db), host, port, workers)
 
 
-def insert_first_key(service: Service) -> str | None:
+def insert_first_key(connection: Connection, settings: Settings) -> str | None:
     """Insert the first key of a new database and return it; None if there is a key already."""
-    with service.database.transaction("default") as connection:
-        is_first = not (service.settings.api_key or select_keys(connection))
-        return insert_key(connection, "first", "default", "full") if is_first else None
+    is_first = not (settings.api_key or select_keys(connection))
+    return insert_key(connection, "first", "default", "full") if is_first else None
 
 
 def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -> None:
@@ -6601,15 +6592,24 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
 
     app = create_app(settings)
     service: Service = app.extensions["findings"]
-    location = service.database.location
-    with closing(service.database), ThreadedWSGIServer(host, port, app, Handler) as server:
+    try:
+        server = ThreadedWSGIServer(host or "127.0.0.1", port, app, Handler)
+    except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error}") from None
+    with closing(service.database), server:
         server.daemon_threads = False  # what is under way is finished
         for each in STOPPING:
             signal.signal(each, lambda *_: threading.Thread(target=server.shutdown).start())
-        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
-        click.echo(f"Findings Task Service {__version__} on {url}, data in {location}", err=True)
-        if key := insert_first_key(service):
-            click.echo(f'The first API key, of client "default" and level "full", shown this once: {key}', err=True)
+        url = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}"
+        with suppress(OSError):
+            click.echo(f"Findings Task Service {__version__} on {url}, data in {service.database.location}", err=True)
+        with (
+            suppress(OSError),
+            service.database.transaction("default") as connection,
+        ):  # none that is not shown
+            if sys.stderr and (key := insert_first_key(connection, settings)):
+                told = f'The first API key, of client "default" and level "full", shown this once: {key}'
+                click.echo(told, err=True)
         with accompanied(service):
             server.serve_forever()
 

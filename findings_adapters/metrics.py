@@ -147,10 +147,10 @@ def stored_figures(database: Database, connection: Connection, client_id: str) -
         yield gauge("findings_last_backup_timestamp_seconds", {(): seconds})
 
 
-def file_figures(database: Database) -> Mapping[str, Callable[[], float]]:
-    """Return functions that read the bytes of a database file, of its WAL, and what is free on their disk."""
+def size_figures(database: Database) -> Mapping[str, Callable[[], float]]:
+    """Return functions that read the bytes of a database, by the names of metrics; engines may have their own."""
     if not isinstance(database, SQLiteDatabase):
-        return {}
+        return getattr(database, "figures", dict)()
     return {
         "findings_database_bytes": lambda: Path(database.location).stat().st_size,
         "findings_wal_bytes": database.wal_size,
@@ -160,7 +160,7 @@ def file_figures(database: Database) -> Mapping[str, Callable[[], float]]:
 
 def figures_of(database: Database) -> Iterator[Metric]:
     """Yield the figures that are read from the disk, if they can be read, and what runs."""
-    for name, read in file_figures(database).items():
+    for name, read in size_figures(database).items():
         with suppress(OSError):
             yield gauge(name, {(): read()})
     engine, version = database.engine

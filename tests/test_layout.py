@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from tests.hostile import half_open, status_of
 from tests.servers import IMPORT_CORE, Server, command, environment, start_process
 
 FOLDERS = ("findings_features", "findings_adapters")
-PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))
-# What a part may import of others, besides what stands in its own folder.
+MODULE_FILES = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))
+# What a module may import of others, besides those of its own package.
 ARROWS = {
     "brief": {"overview"},  # which tasks a line knows
     "audit": {"migrations"},  # how words are folded
@@ -88,7 +87,7 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(HERE).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_of(file): file for file in PARTS}
+MODULES = {module_of(file): file for file in MODULE_FILES}
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -101,7 +100,7 @@ def imports_of(file: Path) -> Iterator[str]:
             yield from (name if name in MODULES else node.module or "" for name in whole)
 
 
-def part_of(module: str) -> str:
+def short_name(module: str) -> str:
     """Return the name of the file, or the package, that a module is of, in one of the two folders."""
     return "".join(module.split(".")[1:2])
 
@@ -111,10 +110,10 @@ NEEDED = {".".join(name.split(".")[:2]) for names in IMPORTS.values() for name i
 
 
 def test_imports_go_one_way() -> None:
-    assert len({*map(part_of, NEEDED)}) == len(NEEDED)  # so that a name tells which module
+    assert len({*map(short_name, NEEDED)}) == len(NEEDED)  # so that a name tells which module
     arrows = defaultdict[str, set[str]](set)
     for name, needed in IMPORTS.items():
-        arrows[part_of(name)] |= {*map(part_of, needed)} - {part_of(name)}
+        arrows[short_name(name)] |= {*map(short_name, needed)} - {short_name(name)}
     assert {own: others for own, others in arrows.items() if others} == ARROWS
     TopologicalSorter(IMPORTS).prepare()  # raises `CycleError`, for a circle inside a package too
     core_imports = {*imports_of(HERE / "findings_service.py")} | {*imports_of(HERE / "findings_client.py")}
@@ -130,7 +129,7 @@ def test_few_modules_write_to_tables() -> None:
     written = defaultdict[str, set[str]](set)
     for name, file in MODULES.items():
         for table in writing.findall(file.read_text("utf-8")):
-            written[part_of(name)] |= NAMED_IN_CODE[table] if table.startswith("{") else {table}
+            written[short_name(name)] |= NAMED_IN_CODE[table] if table.startswith("{") else {table}
     assert {own: tables for own, tables in written.items() if tables} == WRITERS
 
 
@@ -166,7 +165,7 @@ def test_every_module_that_the_core_names_is_installed() -> None:
 
 
 @pytest.mark.parametrize("absent", sorted({*FOLDERS, *NEEDED}))
-def test_a_part_that_others_need_may_be_absent_and_is_named(tmp_path: Path, absent: str) -> None:
+def test_a_module_that_others_need_may_be_missing_and_is_named(tmp_path: Path, absent: str) -> None:
     program = """if True:
         import sys
 
@@ -193,7 +192,7 @@ def test_each_endpoint_of_a_module_is_found_by_the_pattern_of_that_module_alone(
     for each in core.REGISTRY.operations.values():
         line = f"{each.method} {each.path}"
         module = each.handler.__module__
-        named = [name for name, pattern in core.API_MODULES.items() if fnmatchcase(line, pattern)]
+        named = [name for name, pattern in core.API_MODULES.items() if re.fullmatch(pattern, line)]
         found = [] if module == core.__name__ else [".".join(module.split(".")[:2])]
         assert named[:1] == found, line
 

@@ -269,7 +269,7 @@ def test_an_older_backup_is_brought_up_to_date_where_it_is_restored(
     script = findings_service.schema_path().read_text("utf-8")
     newer.write_text(script.replace(f"user_version = {last}", f"user_version = {last + 1}"), "utf-8")
     monkeypatch.setattr("findings_service.schema_path", lambda: newer)
-    monkeypatch.setattr("findings_service.SCHEMA_VERSION", last + 1)
+    patch_core(monkeypatch, "SCHEMA_VERSION", last + 1)
     step = findings_service.Migration("DELETE FROM project_types WHERE name = 'none';\n")
     monkeypatch.setitem(findings_service.REGISTRY.migrations, last + 1, step)
     restore(copy, filled)

@@ -68,7 +68,8 @@ def greet(service: Service, warning: str, url: str) -> None:
     a failed start leaves no key that no one has seen. A key that cannot be printed is deleted again.
     """
     select.select([], [STDERR], [])
-    key = None if is_closed(sys.stderr) else insert_first_key(service)
+    with service.database.transaction("default") as connection:
+        key = None if is_closed(sys.stderr) else insert_first_key(connection, service.settings)
     write_unlocked(f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}")
     if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
         with service.database.transaction("default") as connection:
