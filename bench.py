@@ -857,16 +857,14 @@ def parameters(data: bytes, types: Sequence[int]) -> Iterator[Any]:
 @contextmanager
 def postgres_server(url: str) -> Iterator[Any]:
     """Give what makes databases on the server of a URL, or on one that is started here, with its fsync."""
-    from tests.postgres_server import Databases, PostgresServer, find_programs
+    from tests.postgres_server import Databases, find_programs, started
 
     with ExitStack() as stack:
         if not url:
-            programs = find_programs()
-            if programs is None:
+            if find_programs() is None:
                 sys.exit("there is no PostgreSQL here; name a server: --postgres URL")
-            server = PostgresServer.make(programs, fsync="on", full_page_writes="on", synchronous_commit="on")
+            server = started(fsync="on", full_page_writes="on", synchronous_commit="on")
             stack.callback(server.remove)
-            server.start()
             url = server.url
         databases = Databases(url)
         stack.callback(databases.close)

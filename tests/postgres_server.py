@@ -59,24 +59,7 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        return self.url_of("postgres")
-
-    def url_of(self, database: str) -> str:
-        return f"postgresql://{USER}@{quote(str(self.folder), safe='')}:{self.port}/{database}"
-
-    @classmethod
-    def make(cls, programs: Path, **settings: str) -> PostgresServer:
-        """Make a server, which is not started yet, with settings of its own."""
-        folder = Path(tempfile.mkdtemp(prefix="findings-postgres-"))
-        if os.geteuid() == 0:
-            shutil.chown(folder, USER, pwd.getpwnam(USER).pw_gid)
-        server = cls(folder, programs)
-        server.run("initdb", "-D", server.data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-        lines = [f"{name} = '{value}'" for name, value in {**SETTINGS, **HASTY, **settings}.items()]
-        lines += [f"port = {PORT}", f"unix_socket_directories = '{folder}'"]
-        with (server.data / "postgresql.conf").open("a") as file:
-            file.write("\n".join(lines) + "\n")
-        return server
+        return f"postgresql://{USER}@{quote(str(self.folder), safe='')}:{self.port}/postgres"
 
     def run(self, program: str, *arguments: object) -> None:
         line = [str(self.programs / program), *map(str, arguments)]
@@ -91,7 +74,8 @@ class PostgresServer:
                 line, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_server_user()
             )
         end = time.monotonic() + STARTING
-        while not self.is_ready():
+        ready = [str(self.programs / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self.port)]
+        while subprocess.run(ready, check=False).returncode:
             assert self.process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < end, "the server does not start"
             time.sleep(0.02)
@@ -104,10 +88,6 @@ class PostgresServer:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-
-    def is_ready(self) -> bool:
-        line = [str(self.programs / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self.port)]
-        return subprocess.run(line, check=False).returncode == 0
 
     def stop(self, mode: str = "fast") -> None:
         """Stop it: `fast` ends what is under way, `immediate` is like a crash."""
@@ -146,9 +126,17 @@ def children_of(pid: int) -> list[int]:
 
 
 def started(**settings: str) -> PostgresServer:
-    """Start a server, and skip the test where there is none."""
+    """Start a server with settings of its own, and skip the test where PostgreSQL is not installed."""
     programs = find_programs() or pytest.skip(f"there is no PostgreSQL here, and {GIVEN} names none")
-    server = PostgresServer.make(programs, **settings)
+    folder = Path(tempfile.mkdtemp(prefix="findings-postgres-"))
+    if os.geteuid() == 0:
+        shutil.chown(folder, USER, pwd.getpwnam(USER).pw_gid)
+    server = PostgresServer(folder, programs)
+    server.run("initdb", "-D", server.data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+    lines = [f"{name} = '{value}'" for name, value in {**SETTINGS, **HASTY, **settings}.items()]
+    lines += [f"port = {PORT}", f"unix_socket_directories = '{folder}'"]
+    with (server.data / "postgresql.conf").open("a") as file:
+        file.write("\n".join(lines) + "\n")
     server.start()
     return server
 

@@ -41,15 +41,14 @@ class Way:
         self.under_way: deque[tuple[float, bytes]] = deque()
         self.ended = False
 
-    def take(self, delay: float) -> bool:
-        """Read what is there, and tell whether it is the end."""
+    def take(self, delay: float) -> None:
+        """Read what is there; no data is the end."""
         try:
             data = self.begin.recv(READ)
         except OSError:
             data = b""
         self.under_way.append((time.monotonic() + delay, data))
         self.ended = not data
-        return self.ended
 
     def deliver(self, now: float) -> None:
         """Write what has arrived. :raises OSError: when the other side is gone, or wants no more."""
@@ -93,8 +92,11 @@ class Router:
                 self.accept()
             elif each in self.ways:
                 self.ways[each].take(self.seconds)
-        if not self.stalls:
-            self.deliver()
+        for way in [] if self.stalls else [*self.ways.values()]:
+            try:
+                way.deliver(time.monotonic())
+            except OSError:
+                self.drop(way, reset=False)
 
     def accept(self) -> None:
         assert self.listener
@@ -108,14 +110,6 @@ class Router:
             for end in (without_delay(client), server):
                 end.setblocking(False)
             self.ways[client], self.ways[server] = Way(client, server), Way(server, client)
-
-    def deliver(self) -> None:
-        now = time.monotonic()
-        for way in list(self.ways.values()):
-            try:
-                way.deliver(now)
-            except OSError:
-                self.drop(way, reset=False)
 
     def drop(self, way: Way, *, reset: bool) -> None:
         for end in (way.begin, way.end):
@@ -172,17 +166,10 @@ class SlowNetwork:
     """A network to a server, in a process of its own: whoever connects to `port` reaches the server.
 
     Its other methods are the orders that a `Router` takes.
-
-    :param target: host and port of the server, or the path of its socket.
-    :param delay: seconds that everything takes each way.
     """
 
-    def __init__(self, target: Address, delay: float = 0.0) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=run_router, args=(target, delay, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
+    def __init__(self, orders: Connection) -> None:
+        self._orders = orders
         self.port: int = self.come_back()
 
     def __getattr__(self, order: str) -> Callable[..., Any]:
@@ -192,19 +179,23 @@ class SlowNetwork:
 
         return give
 
-    def close(self) -> None:
-        """End the process."""
-        self._orders.close()
-        self._process.join(5)
-        self._process.kill()
-        self._process.join()
-
 
 @contextmanager
 def slow_network(target: Address, delay: float = 0.0) -> Iterator[SlowNetwork]:
-    """Give a network to a server."""
-    network = SlowNetwork(target, delay)
+    """Start a network to a server, and end its process afterwards.
+
+    :param target: host and port of the server, or the path of its socket.
+    :param delay: seconds that everything takes each way.
+    """
+    context = multiprocessing.get_context("spawn")
+    orders, theirs = context.Pipe()
+    process = context.Process(target=run_router, args=(target, delay, theirs), daemon=True)
+    process.start()
+    theirs.close()
     try:
-        yield network
+        yield SlowNetwork(orders)
     finally:
-        network.close()
+        orders.close()
+        process.join(5)
+        process.kill()
+        process.join()

@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -27,7 +26,7 @@ import findings_service
 from findings_features import backup
 from tests.clients import API, Client, cases, task
 from tests.documents import HERE
-from tests.engines import connect_directly, integrity_errors_of, locked, with_databases
+from tests.engines import connect_directly, integrity_errors_of, with_databases
 from tests.files import UNUSABLE, damage_index, database_of_version, files_in, foreign_database, stored_rows
 from tests.servers import IMPORT_CORE, PROGRAM, Server, command, environment, invoke, start_process, wait_until
 
@@ -296,15 +295,6 @@ def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) 
     assert {*statuses} == {201}
     assert server.request("GET", f"{API}/tasks").json["total"] == 1 + len(statuses)
     assert integrity_errors_of(server.db) == []
-
-
-def test_compact_waits_for_a_writer(filled: Path) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        with locked(filled):
-            compacting = pool.submit(invoke, "compact", "--db", str(filled))
-            time.sleep(0.5)
-            assert not compacting.done()
-        assert compacting.result().exit_code == 0
 
 
 def test_compact_audits_what_it_made(filled: Path) -> None:

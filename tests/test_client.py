@@ -24,20 +24,7 @@ import pytest
 
 import findings_client as client_module
 import findings_service
-from findings_client import (
-    Client,
-    Findings,
-    FindingsRefused,
-    Local,
-    Refused,
-    Remote,
-    RunSession,
-    Stopped,
-    TaskFilters,
-    Unavailable,
-    fingerprint,
-    stoppable,
-)
+from findings_client import Findings, FindingsRefused, Local, Refused, Stopped, Unavailable, fingerprint, stoppable
 from tests.clients import cases, task
 from tests.engines import busy_error, db_at, integrity_errors_of, name_of
 from tests.servers import LISTENING, PATIENCE, PROGRAM, Server, StubHandler, running_stub, start_process
@@ -140,8 +127,8 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     return change
 
 
-def service_at(url: str, key: str = "x" * 20) -> Client:
-    return Client(Remote(url, key))
+def service_at(url: str, key: str = "x" * 20) -> client_module.Client:
+    return client_module.Client(client_module.Remote(url, key))
 
 
 # Over HTTP
@@ -284,7 +271,7 @@ def test_the_same_requests_go_to_a_database_file_without_a_key_or_a_servers_sett
     given = {"BASE_URL": "https://tools.example/findings", "LOG": "text", "API_KEY": "too short"}
     for name, value in given.items():
         monkeypatch.setenv(f"FINDINGS_{name}", value)
-    with Client(Local(db_at(tmp_path / "findings.db"), new=True)) as service:
+    with client_module.Client(Local(db_at(tmp_path / "findings.db"), new=True)) as service:
         service.request("POST", "project-types", {"name": "web"})
         run = service.request("POST", "runs", {"projectType": "web"}).read(dict)
         service.request("POST", f"runs/{run['id']}/tasks", {"tasks": [task(), task()]})
@@ -328,11 +315,13 @@ class Agent(Findings):
         self.name = next(TYPES)
         self.register(self.name)
 
-    def start(self, **options: Any) -> RunSession:
+    def start(self, **options: Any) -> client_module.RunSession:
         return self.run(self.name, **options)
 
     @contextmanager
-    def failing(self, error: type[BaseException], match: str | None = None, **options: Any) -> Iterator[RunSession]:
+    def failing(
+        self, error: type[BaseException], match: str | None = None, **options: Any
+    ) -> Iterator[client_module.RunSession]:
         """Start a run whose block must raise such an error, which is in `caught` then."""
         with pytest.raises(error, match=match) as caught, self.start(**options) as run:
             yield run
@@ -761,7 +750,7 @@ def test_a_list_is_walked_to_its_end_and_has_the_services_filters(agent: Agent, 
     marked = {"rule": ["S101", "S102"], "tag": "owasp, a03", "new_in": run.id}
     assert [each.title for each in agent.tasks(project_type=agent.name, **marked)] == ["Marked"]
     theirs = set(findings_service.TaskOrder.__struct_fields__) - {"after"}
-    assert set(TaskFilters.__annotations__) == theirs
+    assert set(client_module.TaskFilters.__annotations__) == theirs
     with pytest.raises(Refused, match="sevrity"):
         list(agent.tasks(sevrity="high"))
 

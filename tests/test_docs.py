@@ -407,12 +407,6 @@ def test_every_setting_says_what_it_is_and_can_be_read() -> None:
     assert all(meaning.endswith(".") for meaning in Settings.descriptions().values())
 
 
-def test_the_limits_of_the_contract_can_be_set() -> None:
-    limits = {f"FINDINGS_{name}" for name in ("MAX_BODY", "MAX_BATCH", "BUSY_TIMEOUT", "RUN_TIMEOUT", "SCHEMA_TIMEOUT")}
-    around = {"FINDINGS_DB", "FINDINGS_HOST", "FINDINGS_PORT", "FINDINGS_WORKERS", "FINDINGS_API_KEY"}
-    assert limits | around <= set(settings_variables())
-
-
 def test_the_script_metadata_equals_the_projects() -> None:
     block = re.search(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$", CORE_FILE.read_text("utf-8"))
     assert block

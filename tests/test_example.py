@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,14 +12,11 @@ import pytest
 
 from tests.clients import API
 from tests.documents import HERE
-from tests.servers import PATIENCE, Server, environment, reset_signals, wait_until
+from tests.servers import PATIENCE, Server, environment, reset_signals
 
 # What it does, files say that are in the folder which it looks through.
 BANDIT = """
-import json, pathlib, time
-if pathlib.Path("slow").exists():
-    pathlib.Path("begun").touch()
-    time.sleep(30)
+import json, pathlib
 if pathlib.Path("broken").exists():
     raise SystemExit("bandit broke")
 code = "3 exec(user_input) " + "x" * 300_000 * pathlib.Path("refused").exists()
@@ -109,15 +105,3 @@ def test_a_run_of_the_example_agent_fails_with_it(agent: Agent, server: Server, 
     assert (code, len(errors)) == (1, 1), errors
     [(status, told)] = runs_of(server)
     assert (status, told.startswith(FAILING[file])) == ("failed", True)
-
-
-@pytest.mark.signals
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_run_of_the_example_agent_ends_when_it_is_stopped(
-    agent: Agent, server: Server, tmp_path: Path, how: signal.Signals
-) -> None:
-    process = agent("slow")
-    wait_until((tmp_path / "code" / "begun").exists)
-    process.send_signal(how)
-    assert end_of(process)[2] == [f"stopped by {how.name}"]
-    assert runs_of(server) == [("failed", f"stopped by {how.name}")]

@@ -23,17 +23,8 @@ from flask.testing import FlaskClient
 import findings_service
 from findings_features import exports
 from findings_service import Busy, Settings
-from tests.clients import (
-    API,
-    KIB,
-    SEVERITIES,
-    Client,
-    assert_problem,
-    assert_storage_problem,
-    database_of,
-    patch_core,
-    task,
-)
+from tests import clients
+from tests.clients import API, KIB, SEVERITIES, Client, assert_problem, assert_storage_problem, patch_core, task
 from tests.engines import engine_error
 from tests.hostile import half_open
 from tests.servers import Server, command, resident_memory, start_process, wait_until
@@ -157,7 +148,7 @@ def test_a_walk_has_every_task_once_where_two_servers_clocks_differ(
 ) -> None:
     tasks = client.submit(run, *(task(title=f"T{n}") for n in range(6)))["tasks"]
     early, late = tasks[1]["id"], tasks[4]["id"]
-    with database_of(app).transaction() as connection:
+    with clients.database_of(app).transaction() as connection:
         for old, new in ((early, "x"), (late, early), ("x", late)):
             connection.execute("UPDATE tasks SET id = ? WHERE client_id = 'default' AND id = ?", (new, old))
     newest_first = [[b"T5", b"T4", b"T3"], [b"T2", b"T1", b"T0"]]

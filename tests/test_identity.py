@@ -7,23 +7,8 @@ from functools import partial as bound
 from typing import Any
 
 import pytest
-from test_sarif import (
-    RENAMES,
-    TARGET,
-    at,
-    bring,
-    bytes_of,
-    done,
-    ids_of,
-    log_of,
-    log_with,
-    named,
-    parse,
-    result,
-    run_of,
-    send,
-    tasks_of,
-)
+import test_sarif
+from test_sarif import RENAMES, TARGET, at, bring, done, ids_of, log_of, log_with, named, parse, result, send, tasks_of
 
 from findings_adapters.sarif import twins
 from findings_adapters.sarif.models import FOLDER, IDENTITY, OURS
@@ -132,7 +117,9 @@ def test_what_counts_makes_another_finding(client: Client, one: Any, other: Any)
 
 def test_runs_whose_bases_differ_keep_the_folder_in_which_they_do(client: Client) -> None:
     def based(folder: str, **members: Any) -> dict[str, Any]:
-        return run_of(result(), originalUriBaseIds={"ROOT": {"uri": f"file:///builds/7/{folder}/"}}, **members)
+        return test_sarif.run_of(
+            result(), originalUriBaseIds={"ROOT": {"uri": f"file:///builds/7/{folder}/"}}, **members
+        )
 
     two, one = log_of(based("backend"), based("frontend")), log_of(based("backend"))
     assert len({*ids_of(two)}) == 2
@@ -273,7 +260,7 @@ def test_a_twin_of_another_branch_takes_no_place_of_the_main_lines(client: Clien
 def test_generated_ids_are_replaced_in_linear_time() -> None:
     def took(length: int) -> float:
         page = log_with(result(**in_html("<" + "mat-" * length)))
-        return min(timeit.repeat(bound(parse, bytes_of(page)), number=1, repeat=3))
+        return min(timeit.repeat(bound(parse, test_sarif.bytes_of(page)), number=1, repeat=3))
 
     assert took(32_000) < 30 * took(4_000)  # of a quadratic one, 64 times
 
@@ -307,14 +294,6 @@ def test_a_title_decides_which_finding_an_old_id_without_message_names(client: C
         assert {each["id"]: each["status"] for each in told}[known] == "dismissed"
         assert {each["status"] for each in told} == {"open", "dismissed"}
         assert client.read(f"tasks/{known}")["title"] == "Line 8 is too long"
-
-
-def test_an_old_id_without_message_names_no_finding_of_another_title(client: Client) -> None:
-    client.register("web")
-    old = "ca430f5796991d400512577bb216bd7ab28352f9"
-    client.add(client.start(targetUrl=TARGET), externalId=old, title="Line 7 is too long")
-    other = log_with(result(locations=[at("src/a.py", 3)], message={"text": "SQL injection"}))
-    assert bring(client, other)["tasks"][0]["result"] == "created"
 
 
 @pytest.mark.parametrize("added", ["ab", "ba", "xy", "yx"])

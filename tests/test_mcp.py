@@ -37,22 +37,12 @@ import findings_service as core
 from findings_adapters.mcp import server as mcp_server
 from findings_client import Remote, hurried, in_camel_case
 from findings_features import openapi
+from tests import servers
 from tests.clients import API, KEY, UNKNOWN_ID, cases, nested, task
 from tests.documents import HERE
-from tests.engines import absence_of, db_at, locked, name_of, with_databases
+from tests.engines import absence_of, db_at, name_of, with_databases
 from tests.scenarios import WCAG_SCHEMA
-from tests.servers import (
-    IMPORT_CORE,
-    PATIENCE,
-    PROGRAM,
-    Server,
-    command,
-    connection_to,
-    environment,
-    free_port,
-    invoke,
-    start_process,
-)
+from tests.servers import IMPORT_CORE, PATIENCE, PROGRAM, Server, command, environment, free_port, invoke, start_process
 
 TARGET = "https://shop.example/"
 READING = {"read_brief", "check_gate", "list_findings", "read_finding", "read_history"}
@@ -166,7 +156,7 @@ class Doors:
 
     def post(self, method: str = "POST", path: str = "/mcp", body: bytes = b"{}", **headers: str) -> tuple[int, Any]:
         """Send a request to the command over HTTP as it stands, and return status and headers."""
-        with connection_to(self.door.port) as connection:
+        with servers.connection_to(self.door.port) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
             told = {name.lower(): value for name, value in response.getheaders()}
@@ -283,17 +273,6 @@ def test_a_finding_is_known_by_its_rule_its_place_and_its_tags(agent: Agent) -> 
     assert [(each["rule"], each["location"]) for each in (offender, known)] == [("S101", "src/a.py:1")] * 2
 
 
-def test_what_the_client_for_python_forgives_is_forgiven(local: Agent) -> None:
-    texts = {"remediation": "Mend it.", "evidence": "eval(x)", "tags": "owasp", "severity": "High"}
-    sent = {"title": "Texts", "successCriteria": {"description": "It is mended."}, **texts}
-    told = local.ask("submit_findings", runId=local.start_run(), findings=sent)
-    stored = local.ask("read_finding", taskId=told["tasks"][0]["id"])
-    assert (stored["severity"], stored["tags"]) == ("high", ["owasp"])
-    assert stored["remediation"] == [{"step": 1, "instruction": "Mend it."}]
-    assert [each["content"] for each in stored["evidence"]] == ["eval(x)"]
-    assert stored["successCriteria"] == [{"description": "It is mended.", "automatable": False}]
-
-
 LEFT_OUT = dict.fromkeys(("externalId", "rule", "evidence", "status"), "") | {"location": "null", "tags": "null"}
 AS_JSON = {
     "evidence": '[{"label": "a", "content": "x"}]',
@@ -307,15 +286,21 @@ def test_arrays_and_objects_are_read_from_json_and_what_is_empty_is_left_out(age
     agent.ask("register_project_type", name="json", label="", extensionSchema='{"required": ["a"]}')
     run = agent.ask("start_run", projectType="json", targetUrl="", branch="null", metadata='{"m": 1}')
     assert (run["branch"], run["targetUrl"], run["metadata"]) == (None, None, {"m": 1})
-    sent = {"title": "T", "severity": "low", "extensions": '{"a": 1}'}
+    sent = {"title": "T", "severity": "Low", "extensions": '{"a": 1}'}
     for findings in (json.dumps([sent | AS_JSON]), [json.dumps(sent | AS_JSON)], json.dumps(sent | AS_JSON)):
         (stored,) = agent.ask("submit_findings", runId=run["id"], findings=findings)["tasks"]
         told = agent.ask("read_finding", taskId=stored["id"])
         assert (told["tags"], told["extensions"], told["evidence"][0]["content"]) == (["a", "b"], {"a": 1}, "x")
         assert (told["remediation"][0]["instruction"], told["successCriteria"][0]["description"]) == ("do", "done")
-    agent.ask("submit_findings", runId=run["id"], findings=[sent | LEFT_OUT, sent | {"evidence": '{"status": 500}'}])
+    texts = {
+        "evidence": '{"status": 500}',
+        "remediation": "Mend it.",
+        "tags": "owasp",
+    }  # as the Python client takes them
+    agent.ask("submit_findings", runId=run["id"], findings=[sent | LEFT_OUT, sent | texts])
     listed = agent.ask("list_findings", projectType='["json"]', status="", branch="null", q="", view="full")["tasks"]
     assert [each["rule"] for each in listed] == [None] * 5
+    assert (listed[0]["tags"], listed[0]["remediation"][0]["instruction"]) == (["owasp"], "Mend it.")
     assert [[item["content"] for item in each["evidence"]] for each in listed[:2]] == [['{"status": 500}'], []]
     for findings in ("", "null", "[1", '{"a": 1}'):
         assert agent.call("submit_findings", runId=run["id"], findings=findings).is_error
@@ -347,16 +332,6 @@ def test_a_target_that_is_nearly_a_known_one_is_warned_of(agent: Agent) -> None:
     assert agent.ask("start_run", projectType="another", targetUrl=known.lower())["warnings"] == []
     agent.add(agent.start_run(targetUrl=f"{known}/"))
     assert agent.ask("start_run", projectType="web", targetUrl=f"{known}/")["warnings"] == []
-
-
-def test_an_answer_that_got_lost_makes_no_second_run(shaky: Doors) -> None:
-    with shaky.connected() as agent:
-        agent.ask("register_project_type", name="web")
-        shaky.fake.replies = [None]
-        run = agent.ask("start_run", projectType="web", targetUrl=f"{TARGET}lost")["id"]
-        shaky.fake.replies = [None]
-        assert agent.ask("submit_findings", runId=run, findings=[task()])["created"] == 1
-        assert agent.ask("list_findings", targetUrl=f"{TARGET}lost")["total"] == 1
 
 
 def test_an_agent_asks_again_under_its_own_key(agent: Agent) -> None:
@@ -445,13 +420,6 @@ def test_a_refusal_says_what_to_mend(
     assert not SPEAKS_OF_HTTP.search(json.dumps(told)), told
 
 
-def test_a_refusal_names_the_tool_that_mends_it(local: Agent) -> None:
-    assert "Register it first: register_project_type with" in local.refused("start_run", projectType="wbe")["detail"]
-    local.ask("register_project_type", name="web")
-    told = local.refused("register_project_type", name="web", label="Other")
-    assert told["detail"] == "Project type 'web' is registered with another definition; no tool replaces it."
-
-
 def test_no_sentence_of_the_service_reaches_an_agent_with_a_path_of_the_api() -> None:
     sources = [Path(core.__file__), *(HERE / "findings_features").glob("*.py")]
     sentences = [each for file in sources for each in re.findall(r'"[^"\n]* /api/v1/[^"\n]*"', file.read_text("utf-8"))]
@@ -469,13 +437,6 @@ def test_what_is_no_json_or_fits_no_url_is_refused_by_the_service(doors: Doors, 
 
 
 SPOKEN = {"Content_Type": "application/json", "Accept": "application/json, text/event-stream"}
-
-
-def test_a_locked_database_is_told_of(folder: Path, local: Agent) -> None:
-    local.start_run()
-    with locked(folder / "local.db"):
-        assert local.refused("start_run", projectType="web")["code"] == "busy"
-    assert local.start_run()
 
 
 def test_a_service_that_is_away_is_told_of() -> None:
@@ -536,11 +497,8 @@ def test_a_key_that_is_none_is_unauthorized_and_no_key_is_in_the_log(doors: Door
     status, told = doors.post(body=listing, Authorization="Bearer fts_unknown", **SPOKEN)
     assert (status, told["www-authenticate"]) == (401, 'Bearer error="invalid_token"')
     said = doors.door.log_text()
-    assert ("FINDINGS_KEY is not used" in said, "fts_unknown" in said, doors.service.key in said) == (
-        True,
-        False,
-        False,
-    )
+    logged = [words in said for words in ("FINDINGS_KEY is not used", "fts_unknown", doors.service.key)]
+    assert logged == [True, False, False]
 
 
 KEYED = {"Authorization": "Bearer x"}
@@ -729,9 +687,9 @@ def test_the_configurations_of_the_docs_are_what_clients_read() -> None:
     found = CONFIGURATION.findall((HERE / "docs" / "agents.md").read_text("utf-8"))
     assert len(found) == 4
     for name, text in found:
-        (servers,) = json.loads(text.replace("\\$", "$")).items()
-        assert servers[0] == ("servers" if "vscode" in name else "mcpServers")
-        told = servers[1]["findings"]
+        (named,) = json.loads(text.replace("\\$", "$")).items()
+        assert named[0] == ("servers" if "vscode" in name else "mcpServers")
+        told = named[1]["findings"]
         if told.get("type") == "http":
             assert (told["url"][-4:], told["headers"].keys()) == ("/mcp", {"Authorization"})
         else:

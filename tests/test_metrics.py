@@ -286,12 +286,6 @@ def test_where_it_is_on_it_is_described(on: flask.Flask, app: flask.Flask) -> No
     assert "/metrics" not in app.test_client().get(f"{API}/openapi.json").json["paths"]
 
 
-@pytest.mark.parametrize("given", ["2", "yes", "-1"])
-def test_a_setting_that_is_neither_on_nor_off_is_refused(given: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"FINDINGS_METRICS: .* is none of 1, 0, true, false"):
-        Settings.read(metrics=given)
-
-
 def test_a_start_without_the_package_is_one_line(tmp_path: Path) -> None:
     without = f"{IMPORT_CORE}, sys; sys.modules['prometheus_client'] = None; findings_service.main()"
     options = ("serve", "--port", "0", "--db", str(tmp_path / "x.db"), "--workers", "2")

@@ -173,15 +173,12 @@ def test_a_generated_client_takes_a_night_through(server: Server, night_client: 
     ]
     submission = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=reports))
     assert (submission.created, submission.tasks[0].result) == (5, models.TaskResultResult.CREATED)
-    assert call("runs.post_tasks", run.id, body=reports[0]).unchanged == 1
-    severe, sorts = [models.Severity.CRITICAL, models.Severity.HIGH], models.GetTasksSort
+    severe = [models.Severity.CRITICAL, models.Severity.HIGH]
     wanted = {"status": list(models.TaskStatus), "severity": severe, "run_id": [run.id, UNKNOWN_ID]}
-    assert [sorts.NEWEST_FIRST, sorts.OLDEST_FIRST, sorts.SEVERITY] == ["-createdAt", "createdAt", "severity"]
-    heads = call("tasks.get_tasks", **wanted, sort=sorts.SEVERITY)
+    heads = call("tasks.get_tasks", **wanted, sort=models.GetTasksSort.SEVERITY)
     assert [each.severity for each in heads.tasks] == severe
     whole = call("tasks.get_tasks", **wanted, view=models.GetTasksView.FULL)
-    assert isinstance(whole, models.FullTaskPage)
-    assert whole.tasks[0].extensions.to_dict() == {"wcag": "1.1.1"}
+    assert (type(whole), whole.tasks[0].extensions.to_dict()) == (models.FullTaskPage, {"wcag": "1.1.1"})
     triage = models.TaskUpdate(status=models.TaskStatus.DISMISSED, comment="Meant so")
     assert call("tasks.patch_task", heads.tasks[0].id, body=triage).status == models.TaskStatus.DISMISSED
     history = call("tasks.get_task_history", heads.tasks[0].id).history
@@ -193,7 +190,6 @@ def test_a_generated_client_takes_a_night_through(server: Server, night_client: 
     assert [each.id for each in listed.runs] == [run.id]
     refused = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=[]))
     assert (refused.status, refused.code) == (409, "run_finished")
-    assert call("tasks.get_task", UNKNOWN_ID).code == "not_found"
 
 
 def test_an_embedded_service_describes_itself_also_where_its_host_changes_the_bodies_of_answers(

@@ -549,12 +549,8 @@ def test_each_of_a_matrix_and_each_name_has_a_database_of_its_own(pipeline: Pipe
 @pytest.mark.sqlite
 def test_a_second_use_of_the_action_in_a_job_needs_a_name(pipeline: Pipeline) -> None:
     [install] = [step for step in the_action()["runs"]["steps"] if step.get("id") == "install"]
-    env = {
-        "PYTHON": str(pipeline.programs / "python3"),
-        "RUNNER_TEMP": str(pipeline.home),
-        "GITHUB_OUTPUT": "/dev/null",
-    }
-    env |= {"NAME": "a workflow/job/0/", "GITHUB_ACTION_PATH": str(HERE)}
+    env = {"PYTHON": str(pipeline.programs / "python3"), "RUNNER_TEMP": str(pipeline.home)}
+    env |= {"NAME": "a workflow/job/0/", "GITHUB_ACTION_PATH": str(HERE), "GITHUB_OUTPUT": "/dev/null"}
     assert pipeline.shell(install["run"], env).returncode == 0
     again = pipeline.shell(install["run"], env)
     assert (again.returncode, "::error::This job uses the action twice" in again.stdout) == (2, True)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import pytest
 
 import findings_service
-from findings_service import DatabaseUnusable, create_app
+from findings_service import create_app
 from tests.clients import API, assert_storage_problem, cases, database_of, task
 from tests.documents import HERE
 from tests.engines import connect_directly, db_at, integrity_errors_of
@@ -61,18 +61,6 @@ def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched
     again = serve(until=LISTENING)
     assert again.request("GET", f"{API}/tasks", key=server.key).json["total"] == 5
     assert integrity_errors_of(server.db) == []
-
-
-@pytest.mark.sqlite
-def test_a_health_check_during_a_write_notices_that_the_file_was_moved(tmp_path: Path) -> None:
-    db = tmp_path / "findings.db"
-    database = database_of(create_app(db=str(db)))
-    with database.transaction():
-        database.probe()
-        move_database_away(db)
-        with pytest.raises(DatabaseUnusable, match="was moved"):
-            database.probe()
-    database.close()
 
 
 @pytest.mark.sqlite
