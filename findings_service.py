@@ -1407,9 +1407,9 @@ class Database(ABC):
     """An application's database, whose methods may be called in all threads.
 
     They raise a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable`. `version` is
-    the number of commits of this process, `name` is the path as given, or the URL without its password; `folder` a folder for
-    temporary files, None for the system's; `engine` the engine's name and version. `threads` is how many may read and
-    write at once, each on a connection of its own; 0 is one reader and one writer, neither of which may wait for long.
+    the number of commits of this process, `name` the path as given, or the URL without its password, and `folder` one
+    for temporary files, None for the system's. `threads` is how many may read and write at once, each on a connection
+    of its own; 0 is one reader and one writer, neither of which may wait for long.
     `advice` says what to do instead of a command that the engine has a tool of its own for.
     """
 

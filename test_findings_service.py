@@ -39,6 +39,7 @@ from typing import Any
 
 import flask
 import flask.json.provider
+import msgspec
 import pytest
 import regex
 from flask.testing import FlaskClient
@@ -1659,6 +1660,18 @@ def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, ru
     entry = client.history(ids["begun"])[-1]
     assert (entry["event"], entry["from"], entry["to"], entry["runId"]) == ("status", "in_progress", "resolved", second)
     assert len(client.history(ids["done"])) == 2
+
+
+@pytest.mark.parametrize("branch", [None, "a"])
+def test_an_older_run_that_ends_late_resolves_nothing_of_a_newer_one(client: Client, branch: str | None) -> None:
+    client.register("web")
+    start_on(client, branch, "old", "seen by both")
+    early = start_on(client, branch, "seen by both")
+    late = start_on(client, branch, "seen by both", "new")
+    start_on(client, "other", "old")  # which is another line
+    client.finish(late)
+    client.finish(early, resolveMissing=True)
+    assert scenarios.resolved_ids(client) == {"old"}
 
 
 def test_what_a_run_could_not_check_is_not_resolved(client: Client, run: str) -> None:
@@ -3615,6 +3628,24 @@ def test_the_same_request_in_two_threads_creates_once(
     assert [answer.status_code for answer in answers] == [201, 201]
     assert answers[0].data == answers[1].data
     assert count_all(client) == [2, 0, 1]
+
+
+def test_threads_that_read_the_same_models_first_do_not_learn_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, most = [], []
+    make = msgspec.json.Decoder
+
+    def slow(model: Any) -> Any:
+        at_work.append(model)
+        most.append(len(at_work))
+        time.sleep(0.01)
+        at_work.pop()
+        return make(model)
+
+    monkeypatch.setattr(msgspec.json, "Decoder", slow)
+    models = [list[int], dict[str, float], tuple[int, str, int]]  # that nobody has asked for
+    with ThreadPoolExecutor(6) as pool:
+        assert {type(each) for each in pool.map(findings_service.decoder, models * 2)} == {make}
+    assert set(most) == {1}
 
 
 # ---------------------------------------------------------------------------

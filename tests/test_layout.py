@@ -10,17 +10,19 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import findings_service as core
+from tests import servers
 from tests.clients import API, assert_problem, task
 from tests.documents import HERE
 from tests.files import database_of_version
 from tests.hostile import half_open, status_of
-from tests.servers import IMPORT_CORE, Server, command, environment, start_process
+from tests.servers import IMPORT_CORE, Server, command, environment, start_process, wait_until
 
 FOLDERS = ("findings_features", "findings_adapters")
 MODULE_FILES = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))
@@ -169,7 +171,7 @@ def test_a_module_that_others_need_may_be_missing_and_is_named(tmp_path: Path, a
     program = """if True:
         import sys
 
-        class Absent:  # finds a part no more than the system does where its file is gone
+        class Absent:  # finds a module no more than the system does where its file is gone
             def find_spec(self, name, path=None, target=None):
                 if name == sys.argv[2]:
                     raise ModuleNotFoundError(name, name=name)
@@ -197,7 +199,58 @@ def test_each_endpoint_of_a_module_is_found_by_the_pattern_of_that_module_alone(
         assert named[:1] == found, line
 
 
+def copy_of_project(folder: Path) -> Path:
+    """Copy the core and its modules into a folder, and return it."""
+    for name in ("findings_service.py", "schema.sql"):
+        shutil.copy(HERE / name, folder)
+    for name in FOLDERS:
+        shutil.copytree(HERE / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def missing_in(folder: Path, *names: str) -> list[str]:
+    """Return what the core of a folder, which is the working directory as well, says of modules."""
+    program = "import sys, findings_service as core; core.create_app(db=sys.argv[1]); "
+    program += "print([*map(core.load_module, sys.argv[2:])])"
+    line = [sys.executable, "-c", program, str(folder / "x.db"), *names]
+    done = subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(ast.literal_eval(done.stdout))
+
+
+def test_a_module_whose_folder_is_left_is_not_installed(tmp_path: Path) -> None:
+    folder = copy_of_project(tmp_path)
+    for name in ("page.py", "sarif/__init__.py", "mcp/__init__.py"):
+        (folder / "findings_adapters" / name).unlink()
+    names = ["findings_adapters.page", "findings_adapters.sarif", "findings_adapters.mcp"]
+    assert missing_in(folder, *names) == [f"{name}, which is not installed" for name in names]
+
+
+def test_modules_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    folder = copy_of_project(tmp_path)
+    (folder / "elsewhere").mkdir()
+    (folder / "findings_features").rename(folder / "elsewhere" / "features")
+    (folder / "findings_features").symlink_to(folder / "elsewhere" / "features")
+    assert missing_in(folder, "findings_features.gate", "findings_features.audit") == ["", ""]
+
+
 # The module alone, against which the core's own tests run too
+
+ENDPOINTS = [
+    ("findings_adapters.page", "GET", "/"),
+    ("findings_adapters.webhooks", "POST", f"{API}/webhooks"),
+    ("findings_adapters.webhooks", "DELETE", f"{API}/webhooks/x"),
+    ("findings_features.brief", "GET", f"{API}/brief"),
+    ("findings_features.deletion", "DELETE", f"{API}/tasks/x"),
+    ("findings_features.deletion", "DELETE", f"{API}/project-types/x"),
+    ("findings_features.events", "GET", f"{API}/events"),
+    ("findings_features.gate", "GET", f"{API}/runs/x/gate"),
+    ("findings_features.groups", "GET", f"{API}/groups"),
+    ("findings_features.me", "GET", f"{API}/me"),
+    ("findings_features.openapi", "GET", f"{API}/openapi.json"),
+    ("findings_features.overview", "GET", f"{API}/overview"),
+    ("findings_features.triage", "PATCH", f"{API}/tasks"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -233,15 +286,49 @@ def test_the_module_alone_answers_a_life_of_a_task(served: Server) -> None:
             assert served.stop() == 0
 
 
+def is_healthy(port: int) -> bool:
+    """Return whether a service answers on a port."""
+    with suppress(OSError), servers.connection_to(port) as connection:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    return False
+
+
 @pytest.mark.sqlite
-def test_an_absent_part_is_named_where_the_api_would_need_it(served: Server) -> None:
+@pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
+def test_the_core_alone_makes_no_key_that_it_cannot_show(alone: Path, tmp_path: Path, errors: str) -> None:
+    db, port = str(tmp_path / "x.db"), str(servers.free_port())
+    line = [
+        "bash",
+        "-c",
+        f'exec "$@" {errors}',
+        "bash",
+        sys.executable,
+        str(alone),
+        "serve",
+        "--port",
+        port,
+        "--db",
+        db,
+    ]
+    with subprocess.Popen(line, cwd=tmp_path, env=environment()) as process:
+        wait_until(lambda: is_healthy(int(port)))
+        process.terminate()
+    assert process.returncode == 0
+    listed = command("list", "--db", db, program=(sys.executable, str(alone), "keys"))
+    assert listed.returncode == 0
+    assert "first" not in listed.stdout
+
+
+@pytest.mark.sqlite
+def test_a_missing_module_is_named_where_the_api_would_need_it(served: Server) -> None:
     ask = served.request
-    for name, pattern in core.API_MODULES.items():
-        if pattern:
-            method, path = pattern.replace("* ", "GET ").replace("/api/v1/*", "/api/v1/tasks/*").split()
-            refused = ask(method, path.replace("*", "x"))
-            assert refused.status_code in (404, 405)
-            assert refused.json["detail"] == f"This endpoint is provided by {name}, which is not installed."
+    for name, method, path in ENDPOINTS:
+        refused = ask(method, path)
+        assert refused.status_code in (404, 405)
+        assert refused.json["detail"] == f"This endpoint is provided by {name}, which is not installed."
+    for method, path in (("DELETE", "tasks"), ("DELETE", "runs/x/tasks"), ("GET", "webhooksfoo"), ("GET", "x")):
+        assert "provided by" not in ask(method, f"{API}/{path}").json["detail"]
     refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
     assert "needs findings_features.search, which is not installed" in refused["detail"]
     for path, said in (

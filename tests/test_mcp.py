@@ -422,9 +422,10 @@ def test_a_refusal_says_what_to_mend(
 
 def test_no_sentence_of_the_service_reaches_an_agent_with_a_path_of_the_api() -> None:
     sources = [Path(core.__file__), *(HERE / "findings_features").glob("*.py")]
-    sentences = [each for file in sources for each in re.findall(r'"[^"\n]* /api/v1/[^"\n]*"', file.read_text("utf-8"))]
-    assert len(sentences) > 10
-    assert [each for each in map(mcp_server.as_tools_say, sentences) if "/api/v1" in each and "*" not in each] == []
+    found = [each for file in sources for each in re.findall(r'"[^"\n]* /api/v1/[^"\n]*"', file.read_text("utf-8"))]
+    sentences = [each for each in found if "[" not in each]  # which patterns have
+    assert len(sentences) > 5
+    assert [each for each in map(mcp_server.as_tools_say, sentences) if "/api/v1" in each] == []
 
 
 def test_what_is_no_json_or_fits_no_url_is_refused_by_the_service(doors: Doors, remote: Agent) -> None:

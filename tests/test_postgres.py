@@ -583,7 +583,12 @@ def test_two_who_make_a_key_at_once_make_one(
             core.insert_client(connection, "default")
     service = core.Service(core.Settings(db=url))
     core.open_once(service)  # as a start does before it makes a key
-    for work in (make, lambda: core.insert_first_key(service)):
+
+    def make_first() -> None:
+        with database.transaction("default") as connection:
+            core.insert_first_key(connection, service.settings)
+
+    for work in (make, make_first):
         both.reset()
         with in_thread(work):
             work()

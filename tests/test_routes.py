@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from werkzeug.routing import RequestRedirect
 
 import findings_service
-from tests.clients import API, OPERATIONS, ROUTER, UNKNOWN_ID
+from tests.clients import API, OPERATIONS, ROUTER, UNKNOWN_ID, assert_problem
 from tests.engines import db_at
 from tests.servers import command
 
@@ -84,3 +84,11 @@ def test_flask_and_the_router_of_the_server_find_the_same_operations(app: flask.
                 assert name in UNROUTED, (method, path)
             else:
                 assert (name, view_args) == (operation.handler.__name__, found[2]), (method, path)
+
+
+@pytest.mark.parametrize("method", ["get", "post", "delete"])
+def test_a_method_in_lower_case_is_refused(guest: FlaskClient, method: str) -> None:
+    answer = guest.post(
+        f"/findings{API}/runs", environ_overrides={"REQUEST_METHOD": method}, json={"projectType": "web"}
+    )
+    assert_problem(answer, 405, "method_not_allowed")
