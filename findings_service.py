@@ -1167,7 +1167,7 @@ class Migration(Struct, frozen=True):
 
 
 class Registry(Struct):
-    """What the core provides, and what each module adds by its `register`.
+    """The extension points of the core, to which each module adds by its `register`.
 
     Operations have a method and path as key, formats a media type, engines the scheme of a URL, migrations the version
     that they lead to, observers a setting, and files of the page a path: "/", or one below PAGE_FOLDER. Companions are
@@ -1232,7 +1232,7 @@ def load_modules() -> None:
 
 
 class Listeners(Struct):
-    """Who is told of what an application does, before a caller can know of it: the metrics, and the log.
+    """Functions that the metrics and the log register, called before the caller gets its response.
 
     Of each request that is answered: its call, the status, the bytes of the body, and the seconds that it took. Of each
     group of writes that is committed: how many requests it has. `write_line` is a server's way to write the log.
@@ -3678,7 +3678,7 @@ MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 
 
 def provided_by(module: str, registered: Value | None, parameter: str) -> Value:
-    """Return what a module registered for a parameter. :raises InvalidParameter: if the module is not installed."""
+    """Return the function that a module registered. :raises InvalidParameter: if the module is not installed."""
     if registered is None:
         raise InvalidParameter(parameter, f"needs {load_module(module)}")
     return registered
@@ -4324,7 +4324,7 @@ Numbering: TypeAlias = Callable[[Connection, Submitting, Sequence[NewTask]], Non
 def submit_reports(
     connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask], number: Numbering | None = None
 ) -> Submission:
-    """Insert the new findings of a submission, and update the known ones, in lots that bound the memory.
+    """Insert the new findings of a submission, and update the known ones, in lots, to bound the memory.
 
     Of several reports with one external id the last one counts.
 
@@ -6575,6 +6575,13 @@ def insert_first_key(connection: Connection, settings: Settings) -> str | None:
     return insert_key(connection, "first", "default", "full") if is_first else None
 
 
+def exposure_warning(host: str) -> str:
+    """Return a warning if other machines can reach the service, because keys would be sent unencrypted."""
+    if host in ("127.0.0.1", "::1", "localhost", ""):
+        return ""
+    return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"
+
+
 def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -> None:
     """Serve with a thread for each connection, by werkzeug, until one of the signals that end a service.
 
@@ -6601,15 +6608,13 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
         for each in STOPPING:
             signal.signal(each, lambda *_: threading.Thread(target=server.shutdown).start())
         url = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}"
+        told = f"Findings Task Service {__version__} on {url}, data in {service.database.location}"
         with suppress(OSError):
-            click.echo(f"Findings Task Service {__version__} on {url}, data in {service.database.location}", err=True)
-        with (
-            suppress(OSError),
-            service.database.transaction("default") as connection,
-        ):  # none that is not shown
+            click.echo(exposure_warning(host) + told, err=True)
+        # In the transaction, so that a key that cannot be shown is not stored.
+        with suppress(OSError), service.database.transaction("default") as connection:
             if sys.stderr and (key := insert_first_key(connection, settings)):
-                told = f'The first API key, of client "default" and level "full", shown this once: {key}'
-                click.echo(told, err=True)
+                click.echo(f'The first API key, of client "default" and level "full", shown this once: {key}', err=True)
         with accompanied(service):
             server.serve_forever()
 

@@ -4243,7 +4243,6 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     assert not clients.KEY.search(told.decode())
 
 
-@pytest.mark.modules
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
 def test_listening_beyond_this_machine_is_warned_of(serve: Callable[..., Server], host: str, warns: bool) -> None:
     server = serve("--host", host)

@@ -26,7 +26,7 @@ from tests.servers import IMPORT_CORE, Server, command, environment, start_proce
 
 FOLDERS = ("findings_features", "findings_adapters")
 MODULE_FILES = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))
-# What a module may import of others, besides those of its own package.
+# The imports that a module may have beside those of its own package.
 ARROWS = {
     "brief": {"overview"},  # which tasks a line knows
     "audit": {"migrations"},  # how words are folded
@@ -112,7 +112,7 @@ NEEDED = {".".join(name.split(".")[:2]) for names in IMPORTS.values() for name i
 
 
 def test_imports_go_one_way() -> None:
-    assert len({*map(short_name, NEEDED)}) == len(NEEDED)  # so that a name tells which module
+    assert len({*map(short_name, NEEDED)}) == len(NEEDED)  # so that a short name is unique
     arrows = defaultdict[str, set[str]](set)
     for name, needed in IMPORTS.items():
         arrows[short_name(name)] |= {*map(short_name, needed)} - {short_name(name)}
@@ -136,7 +136,7 @@ def test_few_modules_write_to_tables() -> None:
 
 
 def printed(program: str, *arguments: str) -> str:
-    """Run lines of Python in a process that has imported the module alone, and return what they print."""
+    """Run lines of Python in a process that has imported the core alone, and return their output."""
     done = command(*arguments, program=(sys.executable, "-c", f"{IMPORT_CORE} as core\n{program}"))
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -209,7 +209,7 @@ def copy_of_project(folder: Path) -> Path:
 
 
 def missing_in(folder: Path, *names: str) -> list[str]:
-    """Return what the core of a folder, which is the working directory as well, says of modules."""
+    """Return what `load_module` returns for modules, by the core of a folder that is the working directory."""
     program = "import sys, findings_service as core; core.create_app(db=sys.argv[1]); "
     program += "print([*map(core.load_module, sys.argv[2:])])"
     line = [sys.executable, "-c", program, str(folder / "x.db"), *names]
@@ -352,7 +352,7 @@ for line, env in json.loads(sys.argv[1]):
 
 
 def told_alone(alone: Path, *lines: tuple[str, dict[str, str]]) -> list[tuple[int, str]]:
-    """Return how commands of the module alone end, each with variables of its own, and what is told."""
+    """Return the exit codes and outputs of commands of the core alone, each with variables of its own."""
     program = [sys.executable, "-c", COMMANDS_ALONE, json.dumps(lines)]
     done = subprocess.run(program, cwd=alone.parent, env=environment(), capture_output=True, check=True)
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]

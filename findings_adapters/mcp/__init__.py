@@ -84,7 +84,7 @@ def refuse_without(missing: ModuleNotFoundError) -> NoReturn:
 def check_http(url: str) -> None:
     """Check what is served over HTTP.
 
-    :raises ConfigurationError: for a file, which has no keys to tell its callers by, and without a URL.
+    :raises ConfigurationError: for a file, which has no keys for its callers, and without a URL.
     """
     if typed_options("db"):
         raise ConfigurationError("--http goes with --url, not with --db: each caller is known by its key")

@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from findings_adapters.markdown import fence_for
 from findings_adapters.mcp.tools import ARGUMENTS, TOOLS, Tool, input_schema, told_tool
 from findings_adapters.serving import processes
-from findings_adapters.serving.greeting import exposure_warning, free_port, url_of
+from findings_adapters.serving.greeting import free_port, url_of
 from findings_client import (
     MARKDOWN,
     Client,
@@ -73,6 +73,7 @@ from findings_service import (
     Unauthorized,
     WrongMethod,
     __version__,
+    exposure_warning,
     match_path,
     truncate,
 )

@@ -102,7 +102,7 @@ class Source:
         return map(tuple, self.connection.execute(sql))  # a cursor would be closed with who reads it
 
     def rows(self, table: Table) -> Iterator[Row]:
-        """Give all rows of a table. :raises DatabaseUnusable: at a text that is none."""
+        """Yield all rows of a table. :raises DatabaseUnusable: if a text is not valid UTF-8."""
         try:
             yield from self.read(f"SELECT {', '.join(table.columns)} FROM {table.name} ORDER BY {', '.join(table.key)}")
         except sqlite3.OperationalError as error:

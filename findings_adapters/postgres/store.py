@@ -160,7 +160,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, url: str, lock_patience: float) -> Address:
-        """Return what a URL says. :raises ConfigurationError: where it makes no sense."""
+        """Parse a URL. :raises ConfigurationError: if it is not valid."""
         place, _, query = url.partition("?")
         user, at, rest = place.partition("://")[2].partition("@")
         given = [pair.partition("=")[::2] for pair in query.split("&") if pair]
@@ -468,7 +468,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def beside(self) -> Iterator[Link]:
-        """Give a connection that is none of the pool's. :raises DatabaseUnusable: where there is none."""
+        """Open a connection beside the pool. :raises DatabaseUnusable: if it cannot be opened."""
         try:
             with closing(self._connect()) as link:
                 yield link
@@ -684,7 +684,7 @@ class PostgresDatabase(Database):
         link.run("SELECT pg_advisory_xact_lock($1::int, hashtext('schema ' || current_schema()))", LOCKS)
 
     def require_empty(self, link: Link) -> None:
-        """Refuse a schema with tables of our names that nobody knows. :raises DatabaseUnusable: then."""
+        """Check that a schema has no tables of our names. :raises DatabaseUnusable: if it has any."""
         found, schema = link.run(
             """SELECT string_agg(relname, ', ' ORDER BY relname), current_schema() FROM pg_class
                WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY ($1::text[])""",

@@ -31,7 +31,7 @@ UNREAD = msgspec.field(default_factory=Raw)
 
 
 def whole(number: float | None, least: int = 0) -> int | None:
-    """Return a place in an array or, from 1, a line: -1 is none."""
+    """Return an index or, from 1, a line number as int; None for a missing one, such as -1."""
     return int(number) if number is not None and least <= number < 2**31 else None
 
 
@@ -97,7 +97,7 @@ Prints = dict[str, str | None] | None  # fingerprints by their names
 
 
 class Message(Part):
-    """What a result says (3.11): a text, or the id of one of its rule's or tool's texts."""
+    """A message (3.11): a text, or the id of one of the texts of its rule or tool."""
 
     text: String = None
     markdown: String = None
@@ -123,7 +123,7 @@ class Reference(Key, frozen=True):
 
 
 class Properties(Part):
-    """What is read of a property bag (3.8): tags, the number that GitHub defined, and what is ours."""
+    """A property bag (3.8): its tags, GitHub's `security-severity`, and the properties of this service."""
 
     tags: Any = None
     security_severity: Any = msgspec.field(name="security-severity", default=None)
@@ -140,13 +140,13 @@ class Configuration(Part):
 
 
 class Relationship(Part):
-    """What a rule has to do with another, or with a taxon (3.53)."""
+    """A relationship of a rule with another rule or a taxon (3.53)."""
 
     target: Reference | None = None
 
 
 class Rule(Part):
-    """What a tool looks for (3.49)."""
+    """A rule of a tool (3.49)."""
 
     id: String = None
     guid: String = None
@@ -267,7 +267,7 @@ class Suppression(Part):
 
 
 class Result(Part):
-    """What a tool found (3.27)."""
+    """A result of a tool (3.27)."""
 
     rule_id: String = None
     rule_index: Whole = None

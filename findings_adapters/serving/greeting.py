@@ -74,10 +74,3 @@ def greet(service: Service, warning: str, url: str) -> None:
     if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
         with service.database.transaction("default") as connection:
             connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))
-
-
-def exposure_warning(host: str) -> str:
-    """Return a warning if other machines can reach the service, because keys would be sent unencrypted."""
-    if host in ("127.0.0.1", "::1"):
-        return ""
-    return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"

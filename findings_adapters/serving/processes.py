@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from findings_adapters.serving import commits, rsgi
-from findings_adapters.serving.greeting import exposure_warning, free_port, greet, listening_address, reachable, url_of
+from findings_adapters.serving.greeting import free_port, greet, listening_address, reachable, url_of
 from findings_features import streams
 from findings_service import (
     ENGINE_ERRORS,
@@ -34,6 +34,7 @@ from findings_service import (
     Service,
     Settings,
     accompanied,
+    exposure_warning,
     load_module,
     log,
     start_service,
