@@ -6355,10 +6355,8 @@ def create_blueprint(
         def view(**view_args: str) -> flask.Response:
             path = rule.replace("<path:rest>", view_args.get("rest", ""))
             request = ApiRequest(service, flask.request.environ, path)
-            if operation and request.method in (
-                operation.method,
-                "HEAD",
-            ):  # Werkzeug takes lower case, too
+            # Werkzeug matches methods in lower case, too.
+            if operation and request.method in (operation.method, "HEAD"):
                 request.operation, request.route, request.view_args = operation, operation.path, view_args
             if flask.request.max_content_length is not None:
                 request.limit = flask.request.max_content_length

@@ -227,10 +227,10 @@ def test_a_module_whose_folder_is_left_is_not_installed(tmp_path: Path) -> None:
 
 
 def test_modules_may_be_reached_by_a_link(tmp_path: Path) -> None:
-    folder = copy_of_project(tmp_path)
-    (folder / "elsewhere").mkdir()
-    (folder / "findings_features").rename(folder / "elsewhere" / "features")
-    (folder / "findings_features").symlink_to(folder / "elsewhere" / "features")
+    (tmp_path / "project").mkdir()
+    folder = copy_of_project(tmp_path / "project")
+    (folder / "findings_features").rename(tmp_path / "elsewhere")
+    (folder / "findings_features").symlink_to(tmp_path / "elsewhere")
     assert missing_in(folder, "findings_features.gate", "findings_features.audit") == ["", ""]
 
 
