@@ -30,6 +30,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `
     raise (SystemExit if __name__ == "__main__" else ImportError)("findings_service needs Python 3.11 or newer")
 
 import bisect
+import difflib
 import errno
 import hashlib
 import hmac
@@ -216,6 +217,17 @@ def parse_word(meanings: Mapping[str, Any], text: str) -> Any:
 parse_flag = partial(parse_word, {"1": True, "0": False, "true": True, "false": False})
 
 
+# Environment variables of commands and clients, after FINDINGS_.
+OTHER_VARIABLES = ("HOST", "KEY", "PORT", "URL", "USER", "WORKERS")
+
+
+def warn_of_misspelled(known: Set[str]) -> None:
+    """Log a warning for each FINDINGS_ variable that is not known, but resembles one that is."""
+    for name in sorted({each[9:] for each in os.environ if each.startswith("FINDINGS_")} - known):
+        if nearest := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
+            log.warning("FINDINGS_%s is not a setting; did you mean FINDINGS_%s?", name, nearest[0])
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes.
 
@@ -284,6 +296,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         :raises ConfigurationError: for a setting that is unknown or makes no sense.
         """
         known = get_type_hints(cls, include_extras=True)
+        warn_of_misspelled({*OTHER_VARIABLES, *map(str.upper, known)})
         chosen: dict[str, Any] = {name: told for name in known if (told := os.environ.get(f"FINDINGS_{name.upper()}"))}
         chosen |= {name: value for name, value in given.items() if value is not None}
         for name, value in chosen.items():
@@ -1191,6 +1204,7 @@ class Registry(Struct):
     keep_former_ids: Callable[[Connection, Submitting, Mapping[int, Sequence[str]]], object] = lambda *_: None
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] = lambda *_: lambda *_: False
     serve: Callable[[Settings, str, int, int], None] | None = None
+    make_demo: Callable[[], str] = str
     observers: dict[str, Callable[[Service], object]] = {}
     companions: list[Callable[[Service], AbstractContextManager[object]]] = []
     streams: Callable[[], AbstractContextManager[object]] = nullcontext  # standard streams of commands
@@ -2677,9 +2691,12 @@ BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
 BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 
 
+now_ns = time.time_ns  # replaced while sample data of earlier days is stored
+
+
 def timestamp(ago: float = 0) -> str:
     """Return the time some seconds ago, by default now, as the API writes it: 2026-11-21T02:15:30.123Z."""
-    at = datetime.fromtimestamp(time.time_ns() / 1e9 - ago, UTC)
+    at = datetime.fromtimestamp(now_ns() / 1e9 - ago, UTC)
     return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
@@ -2697,7 +2714,7 @@ class IdMaker:
         """
         least = int(f"{behind[:8]}{behind[9:13]}{behind[15:18]}", 16) + 1 if behind else 0
         with self._lock:
-            first = max((time.time_ns() // 1_000_000) << 12, self._last + 1, least)
+            first = max((now_ns() // 1_000_000) << 12, self._last + 1, least)
             self._last = first + count - 1
         high = ((number >> 12) << 16 | 7 << 12 | number & 0xFFF for number in range(first, first + count))
         return [str(UUID(int=each << 64 | 2 << 62 | secrets.randbits(62))) for each in high]
@@ -6433,6 +6450,9 @@ COMMAND_MODULES = {
 }
 
 
+DEMO = "findings_features.demo"
+
+
 class MainGroup(click.Group):
     """The group of all commands, also of those that modules add."""
 
@@ -6556,15 +6576,22 @@ def main() -> None:
     type=click.IntRange(1, 64),
     help="Processes; see docs/operations.md.",
 )
-def serve(db: str, host: str, port: int, workers: int) -> None:
+@click.option("--demo", is_flag=True, help="Serve sample data from a temporary database.")
+@click.pass_context
+def serve(ctx: click.Context, db: str, host: str, port: int, workers: int, demo: bool) -> None:
     """Serve the API until SIGTERM or Ctrl-C."""
     if fcntl is None:
         raise click.ClickException(
             "`serve` runs on Linux and macOS; on Windows, give create_app() to a WSGI server such as waitress"
         )
     load_module(SERVING)
+    if demo and ctx.get_parameter_source("db") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--demo uses its own temporary database; leave out --db")
+    if demo and (missing := load_module(DEMO)):
+        raise click.UsageError(f"--demo needs {missing}")
     with readable_errors(db):
-        (REGISTRY.serve or serve_with_threads)(Settings.read(db=db), host, port, workers)
+        settings = Settings.read(db=REGISTRY.make_demo(), api_key="") if demo else Settings.read(db=db)
+        (REGISTRY.serve or serve_with_threads)(settings, host, port, workers)
 
 
 def insert_first_key(connection: Connection, settings: Settings) -> str | None:

@@ -3035,6 +3035,15 @@ def test_two_services_in_one_application_do_not_meet(tmp_path: Path) -> None:
         blueprint.service.database.close()
 
 
+def test_a_misspelled_environment_variable_is_a_warning_that_names_the_nearest(tmp_path: Path) -> None:
+    misspelled = {"FINDINGS_METRIC": "1", "FINDINGS_DB_": "x", "FINDINGS_UNRELATED": "1", "FINDINGS_URL": "http://x"}
+    done = command("keys", "list", "--db", str(tmp_path / "x.db"), **misspelled)
+    assert done.stderr.splitlines()[:-1] == [
+        f"{wrong} is not a setting; did you mean {right}?"
+        for wrong, right in (("FINDINGS_DB_", "FINDINGS_DB"), ("FINDINGS_METRIC", "FINDINGS_METRICS"))
+    ]
+
+
 def test_settings_are_given_whole_or_by_name(tmp_path: Path) -> None:
     with pytest.raises(findings_service.ConfigurationError, match="not both: max_body"):
         create_app(Settings(db=db_at(tmp_path / "x.db")), max_body="1")
@@ -3152,7 +3161,8 @@ def test_what_a_host_raises_on_our_routes_goes_to_its_own_handlers(
 @pytest.mark.modules
 def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable[..., Server]) -> None:
     first = serve()
-    assert clients.KEY.findall(first.startup_output) == [first.key]
+    assert {*clients.KEY.findall(first.startup_output)} == {first.key}
+    assert f"http://127.0.0.1:{first.port}/#key={first.key}\n" in first.startup_output
     assert re.search(rf"curl .*http://127\.0\.0\.1:{first.port}{API}/", first.startup_output)
     assert first.request("PUT", f"{API}/project-types/x", {}).status_code == 404
     assert first.stop() == 0

@@ -1,115 +1,67 @@
-"""Make the README's pictures of the page: of what bandit and ruff find in Werkzeug, which is installed with Flask.
+"""Take the README's screenshots of the page, with the sample data of `findings-service serve --demo`.
 
-Run it in a virtual environment with the `test` extra, where Chromium is installed: `python docs/screenshots.py`.
+Run it in a virtual environment with the `test` extra, on a machine with Chromium: `python docs/screenshots.py`.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tempfile
-import time
-import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import werkzeug
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 HERE = Path(__file__).resolve().parent
-SERVICE = [sys.executable, "-m", "findings_service"]
-SOURCE = Path(werkzeug.__file__).parent
-TARGET = "https://github.com/pallets/werkzeug"
-KEY = "a-key-for-pictures"
-RULES = "ARG,B,C90,PERF,S,SIM,TRY"
+SERVE = [sys.executable, "-m", "findings_service", "serve", "--demo", "--port", "0"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FINDING = "The search field has no label"
 
 
-def scan(folder: Path, url: str) -> None:
-    """Report what both scanners find."""
-    programs = Path(sysconfig.get_path("scripts"))
-    lines: dict[str, Sequence[str | Path]] = {
-        "bandit": ("bandit", "-q", "-r", "werkzeug", "-f", "sarif", "-o", folder / "bandit.sarif"),
-        "ruff": (
-            *("ruff", "check", "--isolated", "--select", RULES, "--output-format", "sarif"),
-            *("--output-file", folder / "ruff.sarif", "werkzeug"),
-        ),
-    }
-    for name, (program, *arguments) in lines.items():
-        subprocess.run([programs / program, *arguments], cwd=SOURCE.parent, check=False)
-        options = ["--url", url, "--type", name, "--target", TARGET, "--branch", "", "--source", SOURCE.parent]
-        line = [*SERVICE, "scan", *options, folder / f"{name}.sarif"]
-        environment = {**os.environ, "FINDINGS_KEY": KEY}
-        subprocess.run(line, cwd=HERE.parent, env=environment, stdout=subprocess.DEVNULL, check=False)
+def show_list(page: Page, url: str) -> None:
+    """Open the list of unresolved findings, the most severe first, with one row selected by the keyboard."""
+    page.goto(f"{url}#/findings?status=open,in_progress&sort=severity")
+    page.locator(".findings").wait_for()
+    page.keyboard.press("j")
 
 
-def ask(url: str, method: str = "GET", body: Any = None) -> Any:
-    """Send a request to the API, and return its answer."""
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method)) as response:
-        return json.load(response)
+def show_finding(page: Page, url: str) -> None:
+    """Open one finding that has a screenshot as evidence."""
+    show_list(page, url)
+    page.get_by_text(FINDING).click()
+    page.locator(".history").wait_for()
 
 
-def triage(url: str) -> str:
-    """Decide about some of the findings, and return the id of one."""
-    tasks = ask(f"{url}/api/v1/tasks?projectType=bandit&sort=severity&limit=12")["tasks"]
-    decisions = (
-        {"status": "in_progress"},
-        {"assignee": "Ada"},
-        {
-            "status": "in_progress",
-            "assignee": "Grace",
-            "comment": "I look at who calls this.",
-        },
-    )
-    for number, task in enumerate(tasks[1:8]):
-        ask(f"{url}/api/v1/tasks/{task['id']}", "PATCH", decisions[number % 3])
-    dismissed = {"status": "dismissed", "reason": "used_in_tests", "ids": [task["id"] for task in tasks[8:]]}
-    ask(f"{url}/api/v1/tasks", "PATCH", dismissed)
-    return str(tasks[3]["id"])
+def take_screenshots(address: str) -> None:
+    """Save the list in the light theme, and a finding in the dark theme.
 
-
-def take(url: str, task_id: str) -> None:
-    """Take the pictures: the list in the light theme, and a finding in the dark one."""
-    places = {
-        ("findings", "light"): "#/findings?status=open,in_progress&projectType=bandit&sort=severity",
-        ("finding", "dark"): f"#/findings/{task_id}",
-    }
+    :param address: the page's address with the key in its fragment.
+    """
+    url = address.partition("#")[0]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for (name, theme), place in places.items():
+        for name, theme, show in (("findings", "light", show_list), ("finding", "dark", show_finding)):
             page = browser.new_page(viewport={"width": 1200, "height": 720}, color_scheme=theme)  # type: ignore[arg-type]
-            page.goto(f"{url}/{place}")
-            page.get_by_label("API key").fill(KEY)
-            page.get_by_role("button", name="Sign in").click()
-            page.locator(".findings, .history").wait_for()
-            page.keyboard.press("j")
-            page.wait_for_timeout(500)
+            page.goto(address)
+            page.get_by_role("button", name="Sign out").wait_for()
+            show(page, url)
+            page.wait_for_timeout(500)  # milliseconds, for pictures to be decoded
             page.screenshot(path=HERE / f"{name}.png")
         browser.close()
 
 
 def main() -> None:
-    """Serve a database in a folder that goes again, and fill it for the pictures."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        line = [*SERVICE, "serve", "--port", "8397", "--db", str(folder / "pictures.db")]
-        environment = {**os.environ, "FINDINGS_API_KEY": KEY}
-        server = subprocess.Popen(line, cwd=HERE.parent, env=environment, stderr=subprocess.DEVNULL)
-        try:
-            time.sleep(3)
-            url = "http://127.0.0.1:8397"
-            scan(folder, url)
-            take(url, triage(url))
-        finally:
-            server.terminate()
-            server.wait()
+    """Serve the sample data, and take the screenshots."""
+    server = subprocess.Popen(SERVE, cwd=HERE.parent, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in server.stderr or ():
+            if address := re.search(r"http\S+#key=\S+", line):
+                take_screenshots(address[0])
+                break
+    finally:
+        server.terminate()
+        server.communicate()
 
 
 if __name__ == "__main__":

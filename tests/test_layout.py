@@ -68,6 +68,7 @@ ARROWS = {
 WRITERS = {
     "deletion": {"branches", "branch_sightings", "history", "project_types", "runs", "sightings", "tasks"},
     "backup": {"backups"},
+    "demo": {"api_keys"},  # those of the sample data
     "former_ids": {"former_ids"},
     "migrations": {"folding", "new_history", "new_idempotent_answers", "runs", "tasks", "task_words"},
     "webhooks": {"delivery_lease", "webhooks"},

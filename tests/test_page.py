@@ -408,6 +408,22 @@ def test_a_key_is_kept_where_that_is_asked_and_is_another_tabs_too(make_person: 
     other.locator("form.signin").wait_for()
 
 
+@in_every_browser
+def test_a_key_in_the_address_signs_in_its_tab_and_leaves_the_address(
+    make_person: MakePerson, findings: Findings
+) -> None:
+    person, other = make_person(locale="en"), make_key(findings.server, findings.type, "read")
+    person.page.goto(f"{person.address}#key={person.key}")
+    person.sees("first · default · full", ".me")
+    assert (person.page.url, kept(person.page, person.key)) == (person.address, (True, False))
+    person.page.evaluate(f"location.hash = 'key={other}'")
+    person.sees("default · read", ".me")
+    assert person.page.url == person.address
+    person.page.evaluate("location.hash = 'key=fts_wrong'")
+    person.page.locator("form.signin").wait_for()
+    assert person.page.url == person.address
+
+
 def test_a_key_that_holds_no_more_loses_nothing_that_was_typed_and_is_replaced_by_no_other_tabs(
     make_person: MakePerson, findings: Findings
 ) -> None:

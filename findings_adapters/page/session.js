@@ -5,6 +5,14 @@ import { createStore, readKept } from "./lib.js";
 
 const NAME = `findings:key:${API.pathname}`; // a host may serve several
 const NOBODY = { key: "", me: null };
+const KEY_IN_ADDRESS = /^#key=(.+)$/; // as the first start prints it
+
+/** Return the key in the address, or "", and remove it from the address and from the history. */
+function takeKeyFromAddress() {
+	const [, key = ""] = KEY_IN_ADDRESS.exec(location.hash) ?? [];
+	if (key) history.replaceState(null, "", location.pathname);
+	return key;
+}
 
 /** Read a kept key: what is kept may not be ours. */
 function readSignedIn() {
@@ -25,7 +33,8 @@ async function readMe(key) {
  * without, which keep it nowhere.
  */
 export function createSession() {
-	const store = createStore({ ...readSignedIn(), asking: false, again: null });
+	const offered = takeKeyFromAddress();
+	const store = createStore({ ...(offered ? NOBODY : readSignedIn()), asking: false, again: null });
 	const channel = new BroadcastChannel(NAME);
 
 	function take(key, me) {
@@ -58,7 +67,20 @@ export function createSession() {
 		else if (data.me && !key && (again || !me)) take(data.key, data.me); // never in another's place
 	};
 
-	if (!store.get().key) {
+	/** Sign in, and keep the key for the tab or, with `remember`, in the browser. */
+	async function signIn(key, remember) {
+		const me = await readMe(key);
+		const [kept, other] = remember ? [localStorage, sessionStorage] : [sessionStorage, localStorage];
+		kept.setItem(NAME, JSON.stringify({ key, me }));
+		if (remember !== null) other.removeItem(NAME);
+		enter(key, me);
+	}
+
+	addEventListener("hashchange", () => KEY_IN_ADDRESS.test(location.hash) && location.reload());
+	if (offered) {
+		store.set({ ...store.get(), asking: true });
+		signIn(offered, null).catch(() => store.set({ ...store.get(), asking: false }));
+	} else if (!store.get().key) {
 		store.set({ ...store.get(), asking: true });
 		channel.postMessage({ wanted: true });
 		readMe("").then((me) => store.get().me ?? enter("", me), () => store.set({ ...store.get(), asking: false }));
@@ -67,13 +89,7 @@ export function createSession() {
 	return {
 		...store,
 
-		async signIn(key, remember) {
-			const me = await readMe(key);
-			const [kept, other] = remember || NAME in localStorage ? [localStorage, sessionStorage] : [sessionStorage, localStorage];
-			kept.setItem(NAME, JSON.stringify({ key, me }));
-			other.removeItem(NAME);
-			enter(key, me);
-		},
+		signIn: (key, remember) => signIn(key, remember || NAME in localStorage),
 
 		/** Ask what the key may do: that may have changed since it was kept. */
 		async refresh() {

@@ -51,12 +51,13 @@ def url_of(host: str, port: int) -> str:
 
 
 FIRST_KEY = """
-This is the first API key, of client "default" and level "full". It is shown this once:
+Open the page, signed in with the first API key (client "default", level "full"; it is shown only this once):
+
+    {url}/#key={key}
+
+Or use the API:
 
     export FINDINGS_KEY={key}
-
-Try it:
-
     curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
 """
 
