@@ -2691,7 +2691,7 @@ BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
 BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 
 
-now_ns = time.time_ns  # replaced while sample data of earlier days is stored
+now_ns: Callable[[], int] = time.time_ns  # replaced while sample data of earlier days is stored
 
 
 def timestamp(ago: float = 0) -> str:

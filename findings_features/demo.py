@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -81,7 +82,7 @@ def make_demo() -> str:
         try:
             for event in story["events"]:
                 at = time.time_ns() - event["hoursAgo"] * HOUR
-                findings_service.now_ns = lambda at=at: at
+                findings_service.now_ns = partial(int, at)
                 player.play(event)
         finally:
             findings_service.now_ns = time.time_ns

@@ -35,7 +35,7 @@ PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
 
 NAMED_FILE = re.compile(r"(?:#!.*\n)?(?:#|//) ([\w./-]*(?:\.\w+|/Caddyfile))\n")
 PRINTED = re.compile(r"^\$ ((?:.*\\\n)*.*\n)((?:(?!\$ ).*\n)*)", re.MULTILINE)
-SERVES = re.compile(r"(?:findings-service serve|^(?:gunicorn|waitress-serve|uwsgi) .*)\n\Z")
+SERVES = re.compile(r"(?:findings-service serve(?: --demo)?|^(?:gunicorn|waitress-serve|uwsgi) .*)\n\Z")
 VARYING = (
     (UUID7.pattern, "ID"),
     (TIME.pattern, "TIME"),
@@ -44,6 +44,7 @@ VARYING = (
     (r'\\"[0-9a-f]{32}\\"', "ETAG"),
     (r"\b[0-9a-f]{16}-(?=\d)", "EPOCH-"),
     (r"whsec_[\w+/=]+", "SECRET"),
+    (r"findings-demo-\w+", "findings-demo-FOLDER"),
     (r"[\d,]+ bytes(?: before, [\d,]+ now)?", "0 bytes"),
     (r"(Service|SQLite|version) \d+\.\d+\.\d+", r"\1 0.0.0"),
     (r"PostgreSQL \d+\.\d+", "PostgreSQL 0.0"),
@@ -189,7 +190,9 @@ STEPS = [step for page in PAGES for step in steps_of(page)]
 
 def start_of(page: Path) -> list[Step]:
     """Return what a reader of a page has done before it."""
-    return steps_of(PAGES[0])[:2] if page != PAGES[0] and "$url" in page.read_text("utf-8") else []
+    if page == PAGES[0] or "$url" not in page.read_text("utf-8"):
+        return []
+    return [step for step in steps_of(PAGES[0]) if re.search(r"service serve\n|api\(\) \{", step.command)]
 
 
 def set_scene(home: Path) -> None:
