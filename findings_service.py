@@ -14,19 +14,19 @@
 #     "werkzeug>=3.1.9",
 # ]
 # ///
-"""The Findings Task Service: structured findings over HTTP/JSON, remembered from run to run in one SQLite file.
+"""The Findings Task Service: an HTTP/JSON API that keeps structured findings from run to run in one SQLite file.
 
-Agents start a *run*, submit *tasks* (findings) to it and finish it; people and programs list, read and
-triage the tasks. `create_app` gives a WSGI application, `create_blueprint` a part of somebody else's Flask
-application, and `findings-service serve` the server. The module reads from top to bottom: each section uses
-only what stands above it.
+Agents start a *run*, submit *tasks* (findings) to it and finish it. People and programs list, read and triage the
+tasks. `create_app` returns a WSGI application, `create_blueprint` returns a blueprint for an existing Flask
+application, and `findings-service serve` starts the server. Read the module from top to bottom: each section builds
+on the sections above it.
 """
 
 from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `python3` is
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout may be run with any `python3`
     raise (SystemExit if __name__ == "__main__" else ImportError)("findings_service needs Python 3.11 or newer")
 
 import bisect
@@ -108,196 +108,181 @@ __all__ = [
 __version__ = "0.1.0"
 
 log = logging.getLogger("findings_service")
+Json = dict[str, Any]  # a JSON object
+Row = tuple[Any, ...]  # of a query
 
-# ---------------------------------------------------------------------------
-# Configuration
-# ---------------------------------------------------------------------------
+# --- Configuration ---------------------------------------------------------
 
-PATH_CHARACTERS = "!$&'()*+,-./:;=@_~"  # that a path may hold unescaped, besides letters and digits (RFC 3986)
-# Characters that a query string may contain unescaped; other bytes, which clients should have escaped, are escaped.
+PATH_CHARACTERS = "!$&'()*+,-./:;=@_~"  # allowed unescaped in a path, besides letters and digits (RFC 3986)
+# Characters that a query string may contain unescaped. Other bytes are percent-encoded, as callers should have done.
 PRINTABLE_IN_URL = f"{PATH_CHARACTERS}%?"
 SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def installing(extra: str) -> str:
-    """Return how to install an extra, for the end of a message. Once an index has the service, by its name instead."""
-    return f": in the folder of a checkout, pip install '.[{extra}]'"
+def install_hint(extra: str) -> str:
+    """Return the end of an error message: how to install one of the project's extras."""
+    return f": in the folder of a checkout, pip install '.[{extra}]'"  # no package index has the project yet
 
 
 class ConfigurationError(Exception):
-    """A setting that cannot be used; the message names it and says what would do."""
+    """Error for a setting that is invalid, or that needs something not installed; the message says what to change."""
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that `text` means: a number, alone or with s, m, h or d.
+    """Parse a duration and return it in seconds: a number of seconds, or a number followed by s, m, h or d.
 
-    :raises ValueError: when it means none.
+    :raises ValueError: if it is not a duration, or is longer than 36,500 days.
     """
     match = regex.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text.strip())
     seconds = float(match[1]) * UNITS[match[2]] if match else math.inf
     if seconds > 100 * 365 * UNITS["d"]:
-        raise ValueError(f"{text!r} is no duration: give seconds, or a number with s, m, h or d, such as 90d")
+        raise ValueError(f"{text!r} is not a valid duration; use seconds, or a number with s, m, h or d, up to 36500d")
     return seconds
 
 
 def parse_count(text: str) -> int:
-    """Return the whole number above zero that `text` is. :raises ValueError: when it is none."""
+    """Parse a positive whole number of at most 15 digits. :raises ValueError: if it is not one."""
     if not regex.fullmatch(r"[0-9]{1,15}", text.strip()) or int(text) < 1:
-        raise ValueError(f"{text!r} is no whole number above zero")
+        raise ValueError(f"{text!r} is not valid; use a whole number of at least 1")
     return int(text)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` means: a whole number, alone or with k, m or g, from 1 MiB to 1 TiB.
+    """Parse a size and return it in bytes: a whole number of bytes, or of KiB, MiB or GiB (k, m or g).
 
-    :raises ValueError: when it means none.
+    :raises ValueError: if it is not a size from 1 MiB to 1 TiB.
     """
     match = regex.fullmatch(r"([0-9]{1,15})([kmg]?)", text.strip().lower())
     size = int(match[1]) * SIZES[match[2]] if match else 0
     if not SIZES["m"] <= size <= 1024 * SIZES["g"]:
-        raise ValueError(f"{text!r} is no size from 1 MiB to 1 TiB: give bytes, or a number with k, m or g")
+        raise ValueError(f"{text!r} is not a size from 1 MiB to 1 TiB; use bytes, or a whole number with k, m or g")
     return size
 
 
 def scheme_of(db: str) -> str:
-    """Return the scheme of a database's URL in small letters, "" for the path of a file."""
+    """Return the URL scheme of a database in lower case, or "" if `db` is a file path."""
     match = regex.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", db)
     return match[1].lower() if match else ""
 
 
 def parse_path(text: str) -> str:
-    """Return the path of a database file, or a URL. :raises ValueError: for what no engine takes for either."""
+    """Return a database's path or URL unchanged. :raises ValueError: if it is :memory: or a URL of unknown scheme."""
     if text == ":memory:":
-        raise ValueError("the data needs a file; :memory: would be another database for every connection")
+        raise ValueError("use a file path; with :memory:, each connection would have its own database")
     if (scheme := scheme_of(text)) and scheme not in ENGINE_MODULES:
-        raise ValueError(f"{scheme}:// is unknown here; give a path, or a URL that begins with postgresql://")
+        raise ValueError(f"{scheme}:// is not supported; use a file path, or a URL that begins with postgresql://")
     return text
 
 
 def parse_key(text: str) -> str:
-    """Return an API key, or "" for none.
+    """Return an API key without white space around it. An empty text is valid and means that no key is set.
 
-    :raises ValueError: for one that can be guessed, or that no Authorization header can carry.
+    :raises ValueError: if the key has 1 to 15 characters, or any that are not printable ASCII.
     """
     key = text.strip()
     if not key.isascii() or not key.isprintable():
-        raise ValueError("a key has letters, digits and signs of ASCII only")
+        raise ValueError("an API key must contain only printable ASCII characters")
     if 0 < len(key) < 16:
-        raise ValueError(f"a key of {len(key)} characters can be guessed; give at least 16")
+        raise ValueError(f"an API key of {len(key)} characters can be guessed; use at least 16")
     return key
 
 
 def parse_base_url(text: str) -> str:
-    """Return a URL that links may begin with, its path percent-encoded and without a slash at its end.
+    """Return a base URL with its path percent-encoded and without a slash at its end, or "" for "".
 
-    :raises ValueError: if `text` is not such a URL.
+    :raises ValueError: if `text` is not an http or https URL, or has white space, a query or a fragment.
     """
     match = regex.fullmatch(r"(https?://[^\s/?#]+)((/[^\s?#]*)?)", text)
     if text and not match:
-        raise ValueError(f"{text!r} is no URL such as https://tools.example/findings")
+        raise ValueError(f"{text!r} is not valid; use an http or https URL such as https://tools.example/findings")
     return match[1] + quote(match[2].rstrip("/"), PRINTABLE_IN_URL) if match else ""
 
 
 def parse_keep(text: str) -> float:
-    """Return for how many seconds finished runs are kept, 0 for ever. :raises ValueError: for what is no such time."""
+    """Parse how long to keep finished runs, in seconds. :raises ValueError: if invalid, or below 1 h but not 0."""
     seconds = parse_duration(text)
     if 0 < seconds < UNITS["h"]:
-        raise ValueError(f"{text!r} would forget what was just reported; give at least 1h, or 0 to keep everything")
+        raise ValueError(f"{text!r} would delete runs that just finished; use at least 1h, or 0 to keep everything")
     return seconds
 
 
 def parse_word(meanings: Mapping[str, Any], text: str) -> Any:
-    """Return what one of some words means, whatever its case. :raises ValueError: for another word."""
+    """Return the value that a word has in `meanings`, ignoring case. :raises ValueError: if the word is not in it."""
     if text.lower() not in meanings:
-        raise ValueError(f"{text!r} is none of {', '.join(filter(None, meanings))}")
+        raise ValueError(f"{text!r} is not valid; use one of: {', '.join(filter(None, meanings))}")
     return meanings[text.lower()]
 
 
 parse_flag = partial(parse_word, {"1": True, "0": False, "true": True, "false": False})
 
 
-# Environment variables of commands and clients, after FINDINGS_.
-OTHER_VARIABLES = ("HOST", "KEY", "PORT", "URL", "USER", "WORKERS")
-
-
-def warn_of_misspelled(known: Set[str]) -> None:
-    """Log a warning for each FINDINGS_ variable that is not known, but resembles one that is."""
-    for name in sorted({each[9:] for each in os.environ if each.startswith("FINDINGS_")} - known):
-        if nearest := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
-            log.warning("FINDINGS_%s is not a setting; did you mean FINDINGS_%s?", name, nearest[0])
-
-
 class Settings(Struct, frozen=True, kw_only=True):
-    """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes.
+    """Settings of the service. Times are in seconds, sizes in bytes.
 
-    Behind its type, each has what reads it from text, and what it means.
+    Each can be set by the environment variable `FINDINGS_` + its name in upper case. Its annotation holds the type, the
+    function that parses its text, and the description.
     """
 
-    db: Annotated[str, parse_path, "The database file, which is made with mode 0600, or a postgresql:// URL."] = (
+    db: Annotated[str, parse_path, "Path of the database file (created with mode 0600), or a postgresql:// URL."] = (
         "findings.db"
     )
     api_key: Annotated[
-        str, parse_key, "A key accepted as a full one of client default, for CI jobs; 16 characters or more."
+        str, parse_key, "An API key of level full for client default, for CI jobs; at least 16 characters."
     ] = ""
-    max_body: Annotated[int, parse_count, "Bytes of a body. A screenshot has its place in one."] = 16 * SIZES["m"]
-    max_sarif: Annotated[int, parse_count, "Bytes of a SARIF document, which holds all that a scanner found."] = (
+    max_body: Annotated[int, parse_count, "Largest request body, in bytes; it may hold screenshots."] = 16 * SIZES["m"]
+    max_sarif: Annotated[int, parse_count, "Largest SARIF document, in bytes. It holds all results of a scanner."] = (
         64 * SIZES["m"]
     )
-    max_batch: Annotated[int, parse_count, "Tasks in a batch. One is stored in a fraction of a second."] = 1000
+    max_batch: Annotated[int, parse_count, "Largest number of tasks in a batch; 1000 take less than a second."] = 1000
     busy_timeout: Annotated[
-        float, parse_duration, "How long a write waits while another process has the database locked."
+        float, parse_duration, "How long a write waits for a database lock that another process holds."
     ] = 10.0
     run_timeout: Annotated[
-        float, parse_duration, "A run without any request for so long is failed: its agent has died. 0: never."
+        float, parse_duration, "A run without requests for this long is set to failed: its agent has died. 0: never."
     ] = 24 * 3600.0
     schema_timeout: Annotated[
         float,
         parse_duration,
-        "For the extension checks of one request. A task gets an eighth of it, a schema two fifths.",
+        "Time for checking all extensions of a request. One task gets an eighth of it, a new schema two fifths.",
     ] = 2.0
-    body_timeout: Annotated[float, parse_duration, "For a body to arrive, from a slow client too."] = 30.0
+    body_timeout: Annotated[float, parse_duration, "How long the service waits for a request body to arrive."] = 30.0
     synchronous: Annotated[
         str,
         partial(parse_word, {"full": "FULL", "extra": "EXTRA", "normal": "NORMAL"}),
-        "FULL, EXTRA or NORMAL, which is faster and loses the last commits in a power cut.",
+        "FULL, EXTRA or NORMAL. NORMAL is faster, but a power cut may lose the last commits.",
     ] = "FULL"
     cache: Annotated[
-        int, parse_size, "Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks."
+        int, parse_size, "Bytes of the database that each process caches; 256m holds the indexes of a million tasks."
     ] = 24 * SIZES["m"]
-    keep: Annotated[float, parse_keep, "`serve` removes runs that finished longer ago, as `prune` does: 365d, say."] = (
-        0.0
-    )
+    keep: Annotated[float, parse_keep, "Age at which `serve` deletes finished runs, as `prune` does. 0: never."] = 0.0
     log: Annotated[
         str,
         partial(parse_word, {"json": "json", "text": "text", "": ""}),
-        "json or text: a line for each request on standard error. Empty for none.",
+        "json or text: write one line for each request to standard error. Empty: no log.",
     ] = ""
     base_url: Annotated[
-        str, parse_base_url, "What links begin with behind a proxy that serves the API under a prefix."
+        str, parse_base_url, "The URL that links begin with, if a proxy serves the API under a prefix."
     ] = ""
-    metrics: Annotated[bool, parse_flag, "1: figures for Prometheus at /metrics. Needs the extra of that name."] = False
+    metrics: Annotated[bool, parse_flag, "1: serve Prometheus metrics at /metrics. Needs the extra `metrics`."] = False
     webhook_private: Annotated[
-        bool,
-        parse_flag,
-        "1: webhooks may be at any address, also of this machine and of networks that the world does not reach.",
+        bool, parse_flag, "1: allow webhooks to any address, including this machine and private networks."
     ] = False
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return what each setting is, by the variable of the environment that sets it."""
+        """Return the descriptions of all settings, keyed by environment variable."""
         hints = get_type_hints(cls, include_extras=True)
         return {f"FINDINGS_{name.upper()}": hint.__metadata__[1] for name, hint in hints.items()}
 
     @classmethod
     def read(cls, **given: Any) -> Settings:
-        """Return the settings of the environment, with `given` ones before them; text is parsed like the environment's.
+        """Return the settings in environment variables, overridden by the values in `given` that are not None.
 
-        :raises ConfigurationError: for a setting that is unknown or makes no sense.
+        Both are parsed. :raises ConfigurationError: if a name in `given` is unknown, or a value is invalid.
         """
         known = get_type_hints(cls, include_extras=True)
-        warn_of_misspelled({*OTHER_VARIABLES, *map(str.upper, known)})
-        chosen: dict[str, Any] = {name: told for name in known if (told := os.environ.get(f"FINDINGS_{name.upper()}"))}
+        chosen: Json = {name: text for name in known if (text := os.environ.get(f"FINDINGS_{name.upper()}"))}
         chosen |= {name: value for name, value in given.items() if value is not None}
         for name, value in chosen.items():
             if name not in known:
@@ -310,21 +295,32 @@ class Settings(Struct, frozen=True, kw_only=True):
         return cls(**chosen)
 
 
-# ---------------------------------------------------------------------------
-# Errors
-# ---------------------------------------------------------------------------
+# Environment variables that commands and clients read, besides the settings; names without the prefix FINDINGS_.
+OTHER_VARIABLES = ("HOST", "KEY", "PORT", "URL", "USER", "WORKERS")
 
-REPEATED_TEXT = 200  # characters of the caller's text that an error repeats
-LISTED_PROBLEMS = 100
+
+@cache
+def warn_of_misspelled() -> None:
+    """Log a warning for each unknown FINDINGS_ variable of the environment that resembles a known one."""
+    known = {*OTHER_VARIABLES, *(name[9:] for name in Settings.descriptions())}
+    for name in sorted({each[9:] for each in os.environ if each.startswith("FINDINGS_")} - known):
+        if nearest := difflib.get_close_matches(name, known, n=1, cutoff=0.66):
+            log.warning("FINDINGS_%s is not a setting; did you mean FINDINGS_%s?", name, nearest[0])
+
+
+# --- Errors ----------------------------------------------------------------
+
+REPEATED_TEXT = 200  # an error repeats at most this many characters of a text from the request
+LISTED_PROBLEMS = 100  # an error response lists at most this many problems
 
 
 def truncate(text: str, length: int = REPEATED_TEXT) -> str:
-    """Shorten a caller's text, to what an error may repeat unless it says otherwise."""
+    """Return a text. If it is longer than `length` characters, cut it to that length, with "…" at the end."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def scalar_preview(value: Any) -> Any:
-    """Return a value as an error may show it: text cut, what is long or no scalar left out."""
+    """Return a string (truncated), a boolean or a short number for use in an error; UNSET for any other value."""
     if isinstance(value, str):
         return truncate(value)
     scalar = isinstance(value, (bool, int, float)) and len(str(value)) <= REPEATED_TEXT
@@ -332,7 +328,7 @@ def scalar_preview(value: Any) -> Any:
 
 
 class Problem(Struct, omit_defaults=True):
-    """One thing that is wrong with a request: where (`pointer` into the body, RFC 6901, or `parameter`) and what."""
+    """A problem in a request: what is wrong, and where (`pointer` into the body, RFC 6901, or `parameter`)."""
 
     detail: str
     pointer: str | None = None
@@ -340,12 +336,12 @@ class Problem(Struct, omit_defaults=True):
     value: Any = UNSET
 
     def below(self, prefix: str) -> Problem:
-        """Return the same problem, of something that stands at `prefix` in the body."""
+        """Return the same problem with `prefix` put before its pointer."""
         return replace(self, pointer=f"{prefix}{self.pointer or ''}")
 
 
 class ServiceError(Exception):
-    """The root of what a request can be answered with besides success (RFC 9457)."""
+    """Base class of all errors that become an error response (RFC 9457)."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -372,53 +368,53 @@ class InvalidParameter(ServiceError, status=400, code="invalid_parameter"):
 
 
 class Unauthorized(ServiceError, status=401, code="unauthorized"):
-    """There is no key, or none that is good (any more), or one for users without a user."""
+    """The API key is missing, malformed, unknown, expired or revoked, or the user that it requires is not named."""
 
     headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 class Forbidden(ServiceError, status=403, code="forbidden"):
-    """The key's level is too low, or a browser says that another site makes a signed-in user write."""
+    """The key's level is too low, or a page of another site made a user's browser send the write."""
 
 
 class Missing(ServiceError, status=404, code="not_found"):
-    """The path or id is unknown, or another client's."""
+    """The path or id is unknown, or the id belongs to another client."""
 
 
 class WrongMethod(ServiceError, status=405, code="method_not_allowed"):
-    """The path has other methods."""
+    """The path does not support the method."""
 
     def __init__(self, allowed: str, detail: str = "") -> None:
-        super().__init__(detail or f"This path answers {allowed}.")
+        super().__init__(detail or f"This path supports only these methods: {allowed}.")
         self.headers = {"Allow": allowed}
 
 
 class RunFinished(ServiceError, status=409, code="run_finished"):
-    """The run is completed or failed, and stays so."""
+    """The run is already completed or failed."""
 
 
 class ProjectTypeExists(ServiceError, status=409, code="project_type_exists"):
-    """The name is taken by another definition."""
+    """A project type of this name is registered with another definition."""
 
 
 class IdempotencyConflict(ServiceError, status=409, code="idempotency_conflict"):
-    """The Idempotency-Key was used for another body, or what it was answered with is deleted."""
+    """The Idempotency-Key was used for another body, or data in its stored response was deleted."""
 
 
 class ChangedMeanwhile(ServiceError, status=412, code="changed_meanwhile"):
-    """What `If-Match` or `ifMatch` was made of is not what is stored any more."""
+    """The ETag in `If-Match` or `ifMatch` does not match the stored version."""
 
 
 class BodyTooLarge(ServiceError, status=413, code="body_too_large"):
-    """The body is over the limit."""
+    """The body is larger than the limit."""
 
 
 class UnsupportedMediaType(ServiceError, status=415, code="unsupported_media_type"):
-    """The body is not declared as plain JSON."""
+    """The body has an unsupported Content-Type, or a Content-Encoding."""
 
 
 class ValidationFailed(ServiceError, status=422, code="validation_failed"):
-    """The body is JSON, but breaks rules; `problems` lists one at least for each bad task."""
+    """The body is well-formed but breaks rules. At most 100 problems are listed, one of each bad task first."""
 
     def __init__(self, problems: Sequence[Problem], *, complete: bool = True) -> None:
         count = f"{'' if complete else 'At least '}{len(problems)} problem{'s' if len(problems) != 1 else ''}"
@@ -428,15 +424,15 @@ class ValidationFailed(ServiceError, status=422, code="validation_failed"):
 
 
 class UnknownProjectType(ServiceError, status=422, code="unknown_project_type"):
-    """A project type is named that is not registered."""
+    """The project type is not registered."""
 
 
 class ExtensionCheckTimeout(ServiceError, status=422, code="extension_check_timeout"):
-    """Checking the extensions, or a schema itself, took too long."""
+    """Checking the tasks' extensions, or a new schema, took too long."""
 
 
 class Busy(ServiceError, status=503, code="busy"):
-    """The database stayed locked past the time-out, or there was no room for a large body."""
+    """The database stayed locked or unreachable until the timeout, or too many requests are in progress."""
 
     headers = MappingProxyType({"Retry-After": "1"})
 
@@ -445,14 +441,14 @@ class Busy(ServiceError, status=503, code="busy"):
 
 
 class TryAgain(Busy):
-    """An engine with several writers undid what one of them did, through no fault of that: it may be done again.
+    """Error for a transaction that was rolled back: writers conflicted, or the connection was lost.
 
-    Whoever began the transaction does so; nobody else gets to see this.
+    The code that began the transaction retries it. If the last retry fails too, the caller gets `Busy`.
     """
 
 
 class StorageFull(ServiceError, status=503, code="storage_full"):
-    """The database cannot be read or written now."""
+    """The database cannot be read or written at the moment."""
 
     headers = MappingProxyType({"Retry-After": "10"})
 
@@ -461,23 +457,23 @@ class StorageFull(ServiceError, status=503, code="storage_full"):
 
 
 class InternalError(ServiceError):
-    """A bug: its traceback is in the log and nowhere else."""
+    """A bug in the service; the traceback is only in the log."""
 
 
 class DatabaseUnusable(Exception):
-    """There is no database of this service, or it cannot be opened; the message says why and what would help."""
+    """Error for a database that is missing, unusable, of another version or not of this service."""
 
 
 def known_error(error: BaseException) -> ServiceError | None:
-    """Return what a caller is told of an exception of ours or the database's, None when it is a bug.
+    """Return the `ServiceError` for an exception of this service or of its database, or None if it is a bug.
 
-    https://www.sqlite.org/rescode.html: the low byte is the primary result code. Only errors of SQLite have one.
+    The low byte of an SQLite error code is the primary result code (https://www.sqlite.org/rescode.html).
     """
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, DatabaseUnusable):
         return StorageFull(str(error))
-    memory = sqlite3.SQLITE_NOMEM  # for which Python's sqlite3 raises MemoryError
+    memory = sqlite3.SQLITE_NOMEM  # Python's sqlite3 raises MemoryError for it
     code = memory if isinstance(error, MemoryError) else getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return Busy()
@@ -488,14 +484,14 @@ def known_error(error: BaseException) -> ServiceError | None:
         sqlite3.SQLITE_READONLY: "it is read-only",
         sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
         sqlite3.SQLITE_CORRUPT: "it is damaged",
-        sqlite3.SQLITE_NOTADB: "it is no database",
+        sqlite3.SQLITE_NOTADB: "it is not a database",
     }
     cause = causes.get(code)
     return StorageFull(cause) if cause else None
 
 
 class ProblemDetails(Struct, kw_only=True):
-    """An error as `application/problem+json` (RFC 9457)."""
+    """An error response, sent as `application/problem+json` (RFC 9457)."""
 
     type: Literal["about:blank"] = "about:blank"
     title: str
@@ -505,47 +501,45 @@ class ProblemDetails(Struct, kw_only=True):
     errors: list[Problem] | UnsetType = UNSET
 
 
-# ---------------------------------------------------------------------------
-# Models: what a request may hold, and what an answer holds
-# ---------------------------------------------------------------------------
+# --- Models of requests and responses --------------------------------------
 
 Value = TypeVar("Value")
 Checked = TypeVar("Checked", bound=Struct)
-# What msgspec knows of a model stands at the model's class while it is still being made, and a thread that uses the
-# half of it ends the process. So only one makes a decoder at a time, and what is converted has had its decoder made.
-LEARNING = threading.RLock()
+# msgspec caches a model's type information on its class before it is complete, and another thread that uses it then
+# crashes the process. So only one thread at a time creates a decoder, and `converted` creates the decoder first.
+DECODER_LOCK = threading.RLock()
 
 
 @cache
 def decoder(model: Any) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of a model, made once."""
-    with LEARNING:
+    """Return the JSON decoder for a model; it is created once and cached."""
+    with DECODER_LOCK:
         return msgspec.json.Decoder(model)
 
 
 def converted(value: Any, model: type[Checked]) -> Checked:
-    """Return a value as its model. :raises msgspec.ValidationError: when it is none."""
+    """Convert a parsed JSON value to a model. :raises msgspec.ValidationError: if it does not match the model."""
     decoder(model)
     return msgspec.convert(value, model)
 
 
 KIB = 1024
 JSON_TYPE = "application/json"
-NESTING = 100  # levels of arrays and objects in a body
+NESTING = 100  # maximum levels of arrays and objects in a body
 NO_NUL = {"pattern": "^[^\\u0000]*$"}
 NO_COMMA = {"pattern": "^[^\\u0000,]+$"}
 SEARCH_TEXT = {"pattern": "^[^\\u0000]*[^\\u0000\\s][^\\u0000]*$"}
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
 NOT_BLANK = r"\S"
-# Without spaces and control characters: browsers drop them, and so would run `java\tscript:`.
+# Excludes spaces and control characters, because browsers drop them and so would run `java\tscript:`.
 PRINTABLE = r"[^\x00-\x20\x7f]"
 ABSOLUTE_URL = rf"^[A-Za-z][A-Za-z0-9+.-]*:{PRINTABLE}+\Z"
 HTTP_URL = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://([^\x00-\x20\x7f/?#@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f/?#@:\[\]\\]+)"
     rf"(:[0-9]{{1,5}})?([/?#]{PRINTABLE}*)?\Z"
 )
-# A place in a list: behind an item, in a list by severity behind one that had that severity; in a history, which
-# only grows, behind so many entries.
+# Cursors. A list's cursor is the id of the last item sent; in a list by severity, the severity that it had
+# comes before the id. A history only grows, so its cursor is the number of entries before the page.
 ITEM_CURSOR = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 ENTRY_CURSOR = r"^[0-9]{1,15}\Z"
 SEVERITY_CURSOR = r"^((critical|high|medium|low|info)\.)?" + ITEM_CURSOR.removeprefix("^")
@@ -555,20 +549,20 @@ BRANCH_NAME = rf"^[^{CONTROLS}]*\Z"
 LABEL = rf"^[^\S{CONTROLS}]*[^\s{CONTROLS}][^{CONTROLS}]*\Z"
 ASSIGNEE = r"^([^\x00]*[^\s\x00][^\x00]*)?\Z"
 
-# The patterns of the models, none of which backtracks, and what they are called in an error.
+# The patterns of the models, with their error messages. None of the patterns backtracks.
 PATTERNS = {
-    NO_NUL["pattern"]: "must not contain U+0000",
-    NO_COMMA["pattern"]: "must not be empty, nor contain a comma",
+    NO_NUL["pattern"]: "must not contain the NUL character (U+0000)",
+    NO_COMMA["pattern"]: "must not be empty or contain a comma",
     SEARCH_TEXT["pattern"]: "must not be blank",
-    NAME_PATTERN: "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
+    NAME_PATTERN: "must be 1 to 100 letters, digits, '.', '_' or '-', and begin with a letter or digit",
     ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
     HTTP_URL: "must be an absolute http or https URL, without spaces",
     BRANCH_NAME: "must not contain control characters",
-    LABEL: "must not be blank, nor contain control characters",
-    ASSIGNEE: "must not be blank; leave it empty for nobody",
-    ITEM_CURSOR: "is no place in this list; follow the next link as it is",
-    ENTRY_CURSOR: "is no place in this history; follow the next link as it is",
-    SEVERITY_CURSOR: "is no place in this list; follow the next link as it is",
+    LABEL: "must not be blank or contain control characters",
+    ASSIGNEE: 'must not be blank; send "" to remove the assignee',
+    ITEM_CURSOR: "is not a valid cursor; use the `next` link unchanged",
+    ENTRY_CURSOR: "is not a valid cursor; use the `next` link unchanged",
+    SEVERITY_CURSOR: "is not a valid cursor; use the `next` link unchanged",
     NOT_BLANK: "must not be blank",
 }
 
@@ -580,24 +574,24 @@ Level = Literal["read", "agent", "full"]
 FailOn = Literal[Severity, "none"]
 SEVERITIES = get_args(Severity)
 UNFINISHED = ("open", "in_progress")
-UNCHECKED = "not-checked"  # the rule of what a scanner did not look at
+UNCHECKED = "not-checked"  # the rule of a finding that says what a scanner did not check
 LEVELS = get_args(Level)
 RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
 
 
 def at_most(characters: int, **rules: Any) -> Meta:
-    """Return the constraints of a text of at most so many characters without U+0000."""
+    """Return the constraints of a text: a maximum length, no U+0000, and further `rules`."""
     return Meta(max_length=characters, extra_json_schema=NO_NUL, **rules)
 
 
 def described(text: str) -> Meta:
-    """Return the OpenAPI description of a parameter."""
+    """Return the metadata that gives a parameter its OpenAPI description."""
     return Meta(description=text)
 
 
 Text = Annotated[str, Meta(extra_json_schema=NO_NUL)]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
-Title = Annotated[str, Meta(max_length=500, pattern=NOT_BLANK)]  # what is empty is blank
+Title = Annotated[str, Meta(max_length=500, pattern=NOT_BLANK)]  # NOT_BLANK also rejects the empty string
 ExternalId = Annotated[str, at_most(256, min_length=1)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
 BranchName = Annotated[str, Meta(min_length=1, max_length=255, pattern=BRANCH_NAME)]
@@ -605,7 +599,7 @@ EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
 Rule = Annotated[str, Meta(max_length=256, pattern=LABEL)]
 Location = Annotated[str, Meta(max_length=1024, pattern=LABEL)]
 Tag = Annotated[str, Meta(max_length=64, pattern=LABEL)]
-FREE_FORM = "Any JSON object, returned exactly as it was sent. No text and no name in it may contain U+0000."
+FREE_FORM = "Any JSON object. It is returned exactly as sent. Its strings and member names must not contain U+0000."
 JsonObject = Annotated[
     Raw,
     Meta(
@@ -613,7 +607,7 @@ JsonObject = Annotated[
             "type": "object",
             "description": FREE_FORM,
             "propertyNames": NO_NUL,
-            "additionalProperties": {},  # a schema that refers to itself is more than generators of clients take
+            "additionalProperties": {},  # client generators do not support a recursive schema
         }
     ),
 ]
@@ -627,22 +621,22 @@ NonEmpty = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
 
 
 class Record(Struct, frozen=True, gc=False):
-    """The base of values that are made often; none holds itself, so that the garbage collector need not look at it."""
+    """Base class of values that are created often. They form no cycles, so garbage collection skips them."""
 
 
-NOT_SENT: Any = msgspec.field(default_factory=Raw)  # of a free-form member; another default would be in the schemas
+NOT_SENT: Any = msgspec.field(default_factory=Raw)  # default of free-form members; any other would be in the schemas
 
 
 class Model(Struct, rename="camel"):
-    """The base of all that is answered: camelCase outside, snake_case inside, fields in the order of the columns."""
+    """Base class of responses: camelCase in JSON, snake_case in Python, fields in the order of SQL columns."""
 
 
 class RequestModel(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
-    """The base of all that is sent: an unknown field is an error, because dropping it would lose data."""
+    """Base class of request bodies and queries: an unknown field is an error, because dropping it would lose data."""
 
 
 class Evidence(RequestModel, gc=False):
-    """One piece of evidence: an external file (`url`) or inline text (`content`), with a caption."""
+    """One piece of evidence: a link to a file (`url`) or inline text (`content`), with a caption (`label`)."""
 
     type: Annotated[str, at_most(64)] | None = None
     label: Annotated[str, at_most(500)] | None = None
@@ -651,21 +645,21 @@ class Evidence(RequestModel, gc=False):
 
 
 class RemediationStep(RequestModel, gc=False):
-    """One step of the fix, as reported; `step` is its position when left out."""
+    """One step of the fix, as reported. `step` is its number; the default is its position in the list."""
 
     instruction: Text
     step: Annotated[float, Meta(ge=1, le=10_000, multiple_of=1)] | None = None
 
 
 class StoredStep(Model, gc=False):
-    """One step of the fix, in step order."""
+    """One step of the fix. The steps of a task are sorted by `step`."""
 
     step: int
     instruction: str
 
 
 class SuccessCriterion(RequestModel, gc=False):
-    """What must be true after the fix, and whether a machine can check it (false when left out)."""
+    """A condition that the fix must meet. `automatable` says whether a machine can check it (default: false)."""
 
     description: Text
     automatable: bool | None = None
@@ -674,8 +668,8 @@ class SuccessCriterion(RequestModel, gc=False):
 class TaskReport(RequestModel):
     """One finding, as an agent reports it.
 
-    `rule` is what it breaks, by the finder's own id, `location` where: a path and line, an address, a selector.
-    `formerExternalIds` are ids under which it was reported before.
+    `rule` is the agent's own id of the rule that the finding breaks. `location` is a path and line, an address or a
+    selector. `formerExternalIds` are ids under which the finding was reported before.
     """
 
     title: Title
@@ -694,13 +688,16 @@ class TaskReport(RequestModel):
 
 
 class TaskBatch(RequestModel):
-    """Several findings, stored all or none."""
+    """Several findings. All of them are stored, or none."""
 
     tasks: list[TaskReport]
 
 
 class TaskUpdate(RequestModel):
-    """A triage decision, at least one of these: a `reason` is of what is resolved or dismissed, "" assigns nobody."""
+    """A triage decision, with at least one member.
+
+    A `reason` requires a task that is, or becomes, resolved or dismissed. The `assignee` "" removes the assignee.
+    """
 
     status: TaskStatus | None = None
     comment: Comment | None = None
@@ -709,7 +706,7 @@ class TaskUpdate(RequestModel):
 
 
 class RunStart(RequestModel):
-    """What an agent is about to examine; without a `branch`, the target's main line."""
+    """The start of a run: what an agent is about to examine. Without `branch`, the run is of the main line."""
 
     project_type: Annotated[str, at_most(100)]
     target_url: TargetUrl | None = None
@@ -717,21 +714,21 @@ class RunStart(RequestModel):
     metadata: SentObject = NOT_SENT
 
 
-LowestSeverity = Annotated[FailOn, described("The lowest severity that fails the run; with `none` nothing does.")]
+LowestSeverity = Annotated[FailOn, described("The lowest severity that fails the run; `none` never fails it.")]
 JudgedFindings = Annotated[
-    Literal["new", "all"], described("`new` for what the baseline did not report, `all` for everything.")
+    Literal["new", "all"], described("Which findings can fail the run: `new` (not reported by the baseline) or `all`.")
 ]
 BaselineRun = Annotated[
     NonEmpty,
     described(
-        "Another completed run of the same project type and target. Without it, the latest"
+        "The id of another completed run of the same project type and target. Default: the latest"
         " completed run of the main line before this one that is not partial."
     ),
 ]
 
 
 class GateOptions(RequestModel):
-    """Options of the gate for the verdict on a completed run; null is the default."""
+    """Options of the gate, which decides whether a completed run passes; null means the default."""
 
     fail_on: LowestSeverity | None = None
     only: JudgedFindings | None = None
@@ -739,10 +736,11 @@ class GateOptions(RequestModel):
 
 
 class RunUpdate(RequestModel):
-    """How a run ended, or more metadata of it; at least one of `status` and `metadata`.
+    """The end of a run, or new metadata for it; at least one of `status` and `metadata` is required.
 
-    With completed only, `resolveMissing` resolves what it did not report any more, and `gate` has the options of its
-    verdict. Members of `metadata` replace those of the run, null removes one.
+    `statusReason` requires a status; `gate`, the options of the verdict, and `resolveMissing` require `completed`.
+    `resolveMissing` resolves unfinished findings that the run did not report. Each member of `metadata` replaces the
+    run's member of that name; null removes it.
     """
 
     status: Literal["completed", "failed"] | None = None
@@ -753,7 +751,7 @@ class RunUpdate(RequestModel):
 
 
 class ProjectTypeUpdate(RequestModel):
-    """A project type's definition; what is left out takes its default."""
+    """The new definition of a project type. A member that is left out gets its default, not its old value."""
 
     name: Name | None = None
     label: Annotated[str, at_most(200)] | None = None
@@ -762,13 +760,13 @@ class ProjectTypeUpdate(RequestModel):
 
 
 class ProjectTypeDefinition(ProjectTypeUpdate):
-    """A new project type."""
+    """The definition of a project type to register."""
 
     name: Name
 
 
 class SeverityCounts(Model):
-    """Tasks by severity."""
+    """The number of tasks of each severity."""
 
     critical: int = 0
     high: int = 0
@@ -778,7 +776,7 @@ class SeverityCounts(Model):
 
 
 class StatusCounts(Model):
-    """Tasks by status."""
+    """The number of tasks of each status."""
 
     open: int = 0
     in_progress: int = msgspec.field(default=0, name="in_progress")
@@ -787,7 +785,7 @@ class StatusCounts(Model):
 
 
 class Summary(Model):
-    """How many tasks there are of each severity and status, as they stand now."""
+    """The number of tasks in total, by severity and by status, as the tasks are now."""
 
     total: int
     by_severity: SeverityCounts
@@ -795,7 +793,7 @@ class Summary(Model):
 
 
 class Submitted(Model):
-    """What a run's submissions did; `resolved` is what `resolveMissing` did."""
+    """The numbers of tasks that a run created, updated, reopened, left unchanged, or resolved by `resolveMissing`."""
 
     created: int
     updated: int
@@ -805,7 +803,7 @@ class Submitted(Model):
 
 
 class Verdict(Model):
-    """Whether a run passed the gate when it was completed: how many findings were new, and how many failed it."""
+    """The gate's verdict on a completed run. `new` counts new findings, `offenders` those that failed the run."""
 
     pass_: bool = msgspec.field(name="pass")
     fail_on: FailOn
@@ -816,7 +814,7 @@ class Verdict(Model):
 
 
 class Run(Model):
-    """One execution of an agent; without a `branch` it is of the target's main line."""
+    """One execution of an agent. `branch` is null for the target's main line."""
 
     id: str
     project_type: str
@@ -833,15 +831,16 @@ class Run(Model):
 
 
 class RunWithSummary(Run):
-    """One execution of an agent, with the state of what it reported."""
+    """A run with a summary of the tasks that it reported."""
 
     summary: Summary
 
 
 class TaskHead(Model, gc=False):
-    """A stored finding, as lists show it; `branch` is the one that reported it first, null once the main line has.
+    """A stored finding, as lists show it: without the large fields.
 
-    `etag` is another one after each change of it, also of what only the whole task shows.
+    `branch` is the branch that reported it first, or null once a main-line run has reported it. `etag` changes with
+    every change of the task, including changes of fields that lists leave out.
     """
 
     id: str
@@ -867,7 +866,7 @@ class TaskHead(Model, gc=False):
 
 
 class Task(TaskHead, gc=False):
-    """A stored finding."""
+    """A stored finding with all fields."""
 
     description: str | None
     evidence: list[Evidence]
@@ -877,7 +876,7 @@ class Task(TaskHead, gc=False):
 
 
 class TaskResult(Model, gc=False):
-    """What became of one submitted task."""
+    """The result of one submitted task."""
 
     id: str
     status: TaskStatus
@@ -886,7 +885,7 @@ class TaskResult(Model, gc=False):
 
 
 class Submission(Model):
-    """What a submission did, with its tasks in the order sent."""
+    """The result of a submission: the number of tasks by result, and the tasks in the order sent."""
 
     created: int
     updated: int
@@ -896,7 +895,7 @@ class Submission(Model):
 
 
 class HistoryEntry(Model):
-    """One thing that happened to a task; `by` is the name of the key that did it, and `user` who used that."""
+    """One event in a task's history; `by` is the API key's name, `user` the person whom its proxy named, if any."""
 
     at: str
     event: Literal["created", "reported", "status", "assigned", "comment"]
@@ -912,14 +911,14 @@ class HistoryEntry(Model):
 
 
 class History(Model):
-    """What happened to a task, oldest first; `next` is the link to what came later."""
+    """One page of a task's history, oldest entry first; `next` is the link to later entries, or null."""
 
     history: list[HistoryEntry]
     next: str | None
 
 
 class ProjectType(Model):
-    """A project type, without its schema."""
+    """A project type without its schema."""
 
     id: str
     name: str
@@ -929,19 +928,19 @@ class ProjectType(Model):
 
 
 class ProjectTypeWithSchema(ProjectType):
-    """A project type; `extensionSchema` is null when extensions are not checked."""
+    """A project type; `extensionSchema` is null if extensions are not checked."""
 
     extension_schema: MaybeSchema
 
 
 class ProjectTypes(Model):
-    """All project types of the client, by name."""
+    """All project types of the client, sorted by name."""
 
     project_types: list[ProjectType]
 
 
 class Page(Model):
-    """One page of a list; `next` is the link to the following one, `page` null behind such a link."""
+    """One page of a list. `next` is the link to the following page, or null. `page` is null if a cursor was used."""
 
     page: int | None
     limit: int
@@ -956,19 +955,19 @@ class RunPage(Page):
 
 
 class TaskPage(Page):
-    """One page of tasks, without their bulky fields."""
+    """One page of tasks without their large fields."""
 
     tasks: list[TaskHead]
 
 
 class FullTaskPage(Page):
-    """One page of whole tasks, with `view=full`."""
+    """One page of tasks with all fields (`view=full`)."""
 
     tasks: list[Task]
 
 
 class Health(Model):
-    """The service can read and write its database."""
+    """The result of a health check: the service can read and write its database."""
 
     status: Literal["ok"]
     version: str
@@ -977,29 +976,29 @@ class Health(Model):
 
 
 NoComma = Annotated[str, Meta(min_length=1, extra_json_schema=NO_COMMA)]
-Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
+Moment = typing.NewType("Moment", str)  # any ISO 8601 time, converted to the API's format when it is read
 Time = Annotated[Moment, Meta(extra_json_schema={"format": "date-time"})]
 CommaList = Annotated[list[Value], Meta(max_length=1000)]
 RepeatedParam = Annotated[tuple[Value, ...], Meta(max_length=100)]
-WholeOrParts = Annotated[  # a text with commas is meant whole, too
+WholeOrParts = Annotated[  # a text with commas is one of the values, besides its parts
     set[Value], Meta(max_length=1000, extra_json_schema={"uniqueItems": False})
 ]
 PageNumber = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class HistoryQuery(RequestModel):
-    """Which part of a task's history."""
+    """Query parameters of a task's history: page size and cursor."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
     after: Annotated[str, Meta(pattern=ENTRY_CURSOR)] | None = None
 
 
-FEW_SKIPPED = 10_000  # rows of a list before a page that is read on the event loop
-FEW_RANGES = 10  # project types and branches of one that is; each has up to 40 index ranges
+FEW_SKIPPED = 10_000  # the event loop reads a page only if it ends within this many rows of the list
+FEW_RANGES = 10  # most combinations of project type and branch for the event loop; each has up to 40 index ranges
 
 
 class RunQuery(RequestModel):
-    """Filters of runs, and the page: its number, or the cursor that it follows."""
+    """Query parameters of a list of runs: filters, and the page by its number or by a cursor."""
 
     page: PageNumber | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
@@ -1012,13 +1011,13 @@ class RunQuery(RequestModel):
 
     @property
     def may_take_long(self) -> bool:
-        """Whether a list reads many index ranges, or skips many rows."""
+        """Whether the list reads many index ranges or skips many rows."""
         ranges = len(self.project_type or "1") * len(self.branch or "1")
         return ranges > FEW_RANGES or (self.page or 1) * self.limit > FEW_SKIPPED
 
 
 class TaskFilters(RequestModel):
-    """Which tasks."""
+    """Filters of a list of tasks."""
 
     status: CommaList[TaskStatus] | None = None
     severity: CommaList[Severity] | None = None
@@ -1042,7 +1041,7 @@ class TaskFilters(RequestModel):
 
 
 class TaskOrder(TaskFilters):
-    """Which tasks, in which order, and from where on."""
+    """Filters, order and cursor of a list of tasks."""
 
     after: Annotated[str, Meta(pattern=SEVERITY_CURSOR)] | None = None
     sort: Annotated[
@@ -1052,7 +1051,7 @@ class TaskOrder(TaskFilters):
 
 
 class TaskQuery(TaskOrder):
-    """Which page of a list of tasks."""
+    """Query parameters of a list of tasks."""
 
     page: PageNumber | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
@@ -1060,40 +1059,43 @@ class TaskQuery(TaskOrder):
 
     @property
     def may_take_long(self) -> bool:
-        """Whether many tasks may have to be looked at to list a few, because no index or counter tells which."""
-        reporters, marks = len(self.run_id or ()) + len(self.branch or ()), len(self.rule or ()) + len(self.tag or ())
-        looked_at: list[Any] = [self.q, self.missing_from, self.created_since, self.created_before]
-        looked_at += [self.assignee, self.assigned, self.location, self.without, self.new_in]
-        if reporters or marks:
-            looked_at += [self.project_type, self.target_url]
+        """Whether the list may examine many tasks to return a few.
+
+        It may if no index or counter covers its filters, if it merges many index ranges, or if its page is far down.
+        """
+        reporters, labels = len(self.run_id or ()) + len(self.branch or ()), len(self.rule or ()) + len(self.tag or ())
+        unindexed: list[Any] = [self.q, self.missing_from, self.created_since, self.created_before]
+        unindexed += [self.assignee, self.assigned, self.location, self.without, self.new_in]
+        if reporters or labels:
+            unindexed += [self.project_type, self.target_url]
         if reporters:
-            looked_at += [self.status, self.severity, self.main_line]
+            unindexed += [self.status, self.severity, self.main_line]
         is_far_down = (self.page or 1) * self.limit > FEW_SKIPPED
-        many = reporters + marks > 1 or len(self.project_type or ()) > FEW_RANGES
-        return many or is_far_down or any(each is not None for each in looked_at)
+        many = reporters + labels > 1 or len(self.project_type or ()) > FEW_RANGES
+        return many or is_far_down or any(each is not None for each in unindexed)
 
 
-# The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
+# The models as JSON Schemas. OpenAPI publishes them, and a request is checked against them to find all its problems.
 
 COMPONENTS = "#/components/schemas/"
 TASK_STATUSES = get_args(TaskStatus)
 REASONS = get_args(Reason)
 RUN_STATUSES = get_args(RunStatus)
 ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
-SHOWS_NOTHING = "must have a label, a url or a content"
-COMPLETED_ALONE = "goes with the status completed only"
-DECIDES_NOTHING = "must have a status, a comment, a reason or an assignee"
-FINISHED_ALONE = "goes with the statuses resolved and dismissed only"
+MISSING_EVIDENCE = "must have at least one of: label, url, content"
+REQUIRES_COMPLETED = "requires status 'completed'"
+MISSING_DECISION = "must have at least one of: status, comment, reason, assignee"
+REQUIRES_FINISHED = "requires status 'resolved' or 'dismissed'"
 
 
-def schema_without(*names: str) -> dict[str, Any]:
-    """Return the schema of an object that has none of some members."""
+def schema_without(*names: str) -> Json:
+    """Return the schema of an object in which all named members are missing or null."""
     return {"type": "object", "properties": {name: {"const": None} for name in names}}
 
 
-# What a model must not be, which it cannot express itself. A decision may be about one task or several.
+# Forbidden combinations of members, which the models cannot express. `triage` checks those of a decision, too.
 WITHOUT_CONTENT = schema_without("label", "url", "content")
-CHANGES_NOTHING = "must have a status or metadata"
+MISSING_CHANGE = "must have at least one of: status, metadata"
 WITHOUT_STATUS = "requires a status"
 WITHOUT_UPDATE = schema_without("status", "metadata")
 NOT_COMPLETED = {"status": {"enum": ["failed", None]}}
@@ -1105,9 +1107,9 @@ UNFINISHED_FOR_A_REASON = {
     "properties": {"status": {"enum": list(UNFINISHED)}, "reason": {"type": "string"}},
     "required": ["status"],
 }
-# Generators of clients make nothing of `not`, and so make one class of each of these models where `anyOf` would make
-# them three; one for Go has no word for a type null in it.
-RULES: dict[str, dict[str, Any]] = {
+# Client generators ignore `not` and so create one class for each of these models; with `anyOf` they would create three.
+# A generator for Go does not support `type: null` in such rules, so they use `const` and `enum`.
+RULES: dict[str, Json] = {
     "Evidence": {"not": WITHOUT_CONTENT},
     "RunUpdate": {
         "not": WITHOUT_UPDATE,
@@ -1121,24 +1123,22 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """Return the reference to each model, and the components that they refer to. Patterns are Python's.
+def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], Json]:
+    """Return the JSON Schema reference to each model, and all component schemas by name.
 
-    The enumerations that have a name are referred to, too: each is replaced in the text of the schemas.
+    Each enumeration in `ENUMERATIONS` becomes a component, which replaces its copies. Patterns have Python's syntax.
     """
     listed = list(models)
     references, components = msgspec.json.schema_components(listed, ref_template=COMPONENTS + "{name}")
     text = json.dumps(components)
     for name, values in ENUMERATIONS.items():
         text = text.replace(json.dumps({"enum": sorted(values)}), json.dumps({"$ref": f"{COMPONENTS}{name}"}))
-    ruled = {name: schema | RULES.get(name, {}) for name, schema in json.loads(text).items()}
-    named = {name: {"type": "string", "enum": list(values)} for name, values in ENUMERATIONS.items()}
-    return dict(zip(listed, references, strict=True)), ruled | named
+    schemas = {name: schema | RULES.get(name, {}) for name, schema in json.loads(text).items()}
+    enumerations = {name: {"type": "string", "enum": list(values)} for name, values in ENUMERATIONS.items()}
+    return dict(zip(listed, references, strict=True)), schemas | enumerations
 
 
-# ---------------------------------------------------------------------------
-# Optional modules: findings_features and findings_adapters, which may be missing
-# ---------------------------------------------------------------------------
+# --- Optional modules: findings_features and findings_adapters, which may not be installed ---
 
 FORMER_IDS = "findings_features.former_ids"
 GATE = "findings_features.gate"
@@ -1147,7 +1147,7 @@ SARIF = "findings_adapters.sarif"
 MIGRATIONS = "findings_features.migrations"
 SERVING = "findings_adapters.serving"
 STREAMS = "findings_features.streams"
-# The modules that add to the API, each with a pattern of the requests that it answers, as "METHOD /path".
+# Modules that extend the API, each with a pattern of the requests ("METHOD /path") that only it handles, or "".
 API_MODULES = {
     "findings_adapters.markdown": "",
     "findings_adapters.page": r"GET /",
@@ -1168,23 +1168,23 @@ API_MODULES = {
     SEARCH: "",
     "findings_features.triage": "PATCH /api/v1/tasks",
 }
-OBSERVER_MODULES = {"log": "findings_features.access_log", "metrics": "findings_adapters.metrics"}  # by a setting
-ENGINE_MODULES = dict.fromkeys(("postgresql", "postgres"), "findings_adapters.postgres")  # by a URL's scheme
+OBSERVER_MODULES = {"log": "findings_features.access_log", "metrics": "findings_adapters.metrics"}  # by setting
+ENGINE_MODULES = dict.fromkeys(("postgresql", "postgres"), "findings_adapters.postgres")  # by URL scheme
 
 
 class Migration(Struct, frozen=True):
-    """A step to a newer schema: a script, behind which schema.sql is run, and what fills the rows that are there."""
+    """A step to the next schema version: an SQL script to run before schema.sql, and a function to run after it."""
 
     script: str
     fill: Callable[[Connection], None] | None = None
 
 
 class Registry(Struct):
-    """The extension points of the core, to which each module adds by its `register`.
+    """Extension points of the core. The `register` function of each module adds to them.
 
-    Operations have a method and path as key, formats a media type, engines the scheme of a URL, migrations the version
-    that they lead to, observers a setting, and files of the page a path: "/", or one below PAGE_FOLDER. Companions are
-    context managers that run beside a server. `refresh` updates stored words after an update of Unicode.
+    Keys: operations by method and path, formats by media type, engines by URL scheme, migrations by the version that
+    they lead to, observers by setting, page files by path ("/", or below PAGE_FOLDER). Companions are context managers
+    that are open while a server runs. `refresh` updates the stored search words after an update of Unicode.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -1198,10 +1198,10 @@ class Registry(Struct):
     search: Callable[[str], Search] | None = None
     baseline: Callable[[Connection, str, RunKey], RunKey | None] | None = None
     judge: Callable[[Connection, str, RunKey, GateOptions | None], Verdict] | None = None
-    find_by_former_ids: Callable[[Connection, Submitting, Sequence[NewTask], set[str]], dict[str, StoredFinding]] = (
-        lambda *_: {}
-    )
-    keep_former_ids: Callable[[Connection, Submitting, Mapping[int, Sequence[str]]], object] = lambda *_: None
+    find_by_former_ids: Callable[
+        [Connection, SubmissionContext, Sequence[NewTask], set[str]], dict[str, StoredFinding]
+    ] = lambda *_: {}
+    keep_former_ids: Callable[[Connection, SubmissionContext, Mapping[int, Sequence[str]]], object] = lambda *_: None
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] = lambda *_: lambda *_: False
     serve: Callable[[Settings, str, int, int], None] | None = None
     make_demo: Callable[[], str] = str
@@ -1210,7 +1210,7 @@ class Registry(Struct):
     streams: Callable[[], AbstractContextManager[object]] = nullcontext  # standard streams of commands
 
     def add_operations(self, *operations: Operation) -> None:
-        """Have requests answered by more operations."""
+        """Register operations by their method and path."""
         self.operations.update({(each.method, each.path): each for each in operations})
 
 
@@ -1219,11 +1219,11 @@ REGISTRY = Registry()
 
 @cache
 def load_module(name: str) -> str:
-    """Import an optional module beside this one, and register it.
+    """Import an optional module that is installed beside this module, and register it. Do so once per process.
 
-    Return "" if it was imported, and otherwise "NAME, which is not installed" for that module or one that it needs.
+    Return "" on success, otherwise "NAME, which is not installed" with the name of the module, or of one that it needs.
     """
-    if __name__ == "__main__":  # modules import this one by its name
+    if __name__ == "__main__":  # modules import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
     try:
         spec = importlib.util.find_spec(name)
@@ -1240,16 +1240,16 @@ def load_module(name: str) -> str:
 
 
 def load_modules() -> None:
-    """Import all modules that add to the API."""
+    """Import and register all modules in `API_MODULES` that are installed."""
     for name in API_MODULES:
         load_module(name)
 
 
 class Listeners(Struct):
-    """Functions that the metrics and the log register, called before the caller gets its response.
+    """Functions that the metrics and the access log register, and one that a server registers.
 
-    Of each request that is answered: its call, the status, the bytes of the body, and the seconds that it took. Of each
-    group of writes that is committed: how many requests it has. `write_line` is a server's way to write the log.
+    `answered` functions get each request with its status, the response body's size in bytes, and the seconds it took.
+    `committed` functions get the number of requests in each commit group. `write_line` writes a line of the access log.
     """
 
     answered: list[Callable[[ApiRequest, int, int, float], object]] = []
@@ -1257,87 +1257,84 @@ class Listeners(Struct):
     write_line: Callable[[str], object] | None = None
 
 
-# ---------------------------------------------------------------------------
-# Database: what the service asks of an engine
-# ---------------------------------------------------------------------------
+# --- Database: the interface of an engine ----------------------------------
 #
-# An engine gives connections to readers and writers. What stands behind this section knows no more of it than
-# `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
-# module's, and may have many connections at once.
+# An engine provides connections to readers and writers. Code below uses only `Connection` and `Database`, and SQL that
+# both SQLite and PostgreSQL accept. Other engines than SQLite are optional modules; they may open many connections.
 
 SCHEMA_VERSION = 12
-LARGE_WAL = 64 * 1024 * 1024  # bytes; the maintenance checkpoints a larger one
-MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads checkpoint a larger one before they start
-ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
+LARGE_WAL = 64 * 1024 * 1024  # bytes; the maintenance checkpoints a larger WAL
+MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads checkpoint a larger WAL before they start
+ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # raised by engines when an operation fails
 
 
 def schema_path() -> Path:
-    """Return where schema.sql is: in a checkout beside the module, in a wheel in a folder of our own.
+    """Return the path of schema.sql: in findings_service_data (installed wheel) or beside this module (checkout).
 
-    Beside the module in site-packages another distribution's `schema.sql` might lie.
+    In site-packages, a file of that name beside this module could belong to another distribution.
     """
     here = Path(__file__).resolve().parent
     packaged = here / "findings_service_data" / "schema.sql"
     return packaged if packaged.exists() else here / "schema.sql"
 
 
-BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
-BY_TEXT = ("tasks rule:", "tasks tag:")  # begin the scopes that have a finding's own texts
-CounterKey = tuple[str, str, str, int]  # what a counter counts: client, scope, status, severity
-UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
-WAITING = 10  # seconds of elapsed time that a statement may take for each second of processor time
+BRANCHES = " branches"  # suffix of counter scopes for all branches except the main line
+TEXT_SCOPES = ("tasks rule:", "tasks tag:")  # prefixes of counter scopes that contain text of a finding
+CounterKey = tuple[str, str, str, int]  # client, scope, status, severity rank
+UseKey = tuple[str, str, str | int]  # client, table, id of the key or seq of the run
+ELAPSED_FACTOR = 10  # elapsed time that a statement may take, in multiples of its processor time
 
 
 class Cursor(Protocol):
-    """What a statement has come to: its rows, each a tuple of texts, whole numbers and None."""
+    """Result of a statement. Its rows are tuples of `str`, `int` and None."""
 
     @property
     def rowcount(self) -> int:
-        """How many rows were changed."""
+        """The number of rows that the statement changed."""
 
     def fetchone(self) -> Any:
-        """Return the next row, None behind the last."""
+        """Return the next row, or None after the last one."""
 
     def fetchall(self) -> list[Any]:
-        """Return the rows that are left."""
+        """Return the remaining rows."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the rows that are left."""
+        """Yield the remaining rows."""
 
 
 class CounterBuffer(Struct):
-    """Changes of counters, written once for a whole transaction, however many requests share it."""
+    """Buffer of counter changes, written once per transaction, even if several requests share the transaction."""
 
     changes: Counter[CounterKey] = msgspec.field(default_factory=Counter)
 
     def add(self, client_id: str, scopes: Iterable[str], status: str, severity: int, n: int) -> None:
-        """Add `n` to the counters of one status and severity in some scopes."""
+        """Buffer the addition of `n` to a client's counter of this status and severity rank in each scope."""
         for scope in scopes:
             self.changes[client_id, scope, status, severity] += n
 
     def select(self, client_id: str, scopes: Container[str]) -> list[tuple[str, str, int, int]]:
-        """Return the changes in some scopes that are not written yet: scope, status, severity, n."""
+        """Return the buffered changes of a client's counters in some scopes, as tuples (scope, status, severity, n)."""
         return [(*key[1:], n) for key, n in self.changes.items() if key[0] == client_id and key[1] in scopes]
 
     def write(self, connection: Connection) -> None:
-        """Write the changes. Counters of 0 are deleted if they name a rule or a tag, or if the transaction erases."""
+        """Write and clear the changes. Delete counters that fell to 0: of rules and tags, or all if `erases` is set."""
         erases = connection.transaction.erases
         connection.executemany(
             """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
                ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.changes.items() if n],
         )
-        fewer = {key[:2] for key, n in self.changes.items() if n < 0 and (erases or key[1].startswith(BY_TEXT))}
-        if fewer:
+        reduced = {key[:2] for key, n in self.changes.items() if n < 0 and (erases or key[1].startswith(TEXT_SCOPES))}
+        if reduced:
             connection.executemany(
                 "DELETE FROM counters WHERE client_id = ? AND scope IN (?, ?) AND n = 0",
-                [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(fewer)],
+                [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(reduced)],
             )
         self.changes.clear()
 
 
 class Transaction(Struct):
-    """State of an open transaction: the counters that it has to write, and whether it erases anything permanently."""
+    """State of an open transaction: counter changes to write, and whether deleted data must also be erased on disk."""
 
     counters: CounterBuffer = msgspec.field(default_factory=CounterBuffer)
     erases: bool = False
@@ -1346,85 +1343,85 @@ class Transaction(Struct):
 class Connection(ABC):
     """A connection to a database.
 
-    Statements are SQL that SQLite and PostgreSQL both read, with a `?` for each parameter. Each names the client of
-    every row that it touches. `transaction` is that of a connection which writes.
+    Statements are SQL that both SQLite and PostgreSQL accept, with a `?` for each parameter. Each names the client of
+    every row that it reads or writes. `transaction` is the state of the open transaction, if the connection writes.
     """
 
     transaction: Transaction
-    is_late: Callable[[], bool] = bool  # whether the time of `limited` is over
+    is_late: Callable[[], bool] = bool  # returns True once the time of `limited` is over
 
     @property
     @abstractmethod
     def in_transaction(self) -> bool:
-        """Whether a transaction is open. An engine may have ended one by itself, as on a full disk."""
+        """Whether a transaction is open. An engine may end one by itself, for example on a full disk."""
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
-        """Run a statement."""
+        """Execute a statement and return its result."""
 
     @abstractmethod
     def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor:
-        """Run a statement that gives no rows once for each of some lots of parameters."""
+        """Execute a statement that returns no rows, once for each sequence of parameters."""
 
     def stream(self, sql: str, parameters: Sequence[Any] = (), /) -> Iterable[Any]:
-        """Give the rows of a statement, which are large: those that nobody asks for take no memory."""
+        """Return an iterable of a statement's rows, which are read as needed, so that large rows take little memory."""
         return self.execute(sql, parameters)
 
     @abstractmethod
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:
-        """Return seqs for new tasks of a client, which are stored next. Nobody else gives any of its away meanwhile.
+        """Return consecutive row numbers (`seq`) for a client's new tasks; no other writer can use the same ones.
 
-        :param newest: the seq of its newest task when the request began, 0 where it had none.
+        :param newest: the seq of the client's newest task when the request began, or 0 if it had no task.
         """
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Limit the processor time of the block, in seconds; the engine interrupts a statement that is running then.
+        """Limit the processor time of the block, in seconds. The engine interrupts a statement at the limit.
 
-        Elapsed time counts only from ten times as much on, so that a busy machine does not make a list fail.
+        Elapsed time is limited to ten times as much, so that lists do not fail only because the machine is busy.
 
-        :raises TimeoutError: when they are over.
+        :raises TimeoutError: if a statement reaches one of the limits.
         """
-        worked, waited = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
-        self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
+        cpu_deadline, deadline = time.thread_time() + seconds, time.monotonic() + ELAPSED_FACTOR * seconds
+        self.is_late = lambda: time.thread_time() > cpu_deadline or time.monotonic() > deadline
         try:
             yield
         finally:
             self.is_late = bool
 
-    def merged(self, ranges: Sequence[str], order: str, most: int) -> str:  # noqa: ARG002 - of each, for engines that sort
-        """Return what merges index ranges without doubles; SQLite reads them side by side, and none to its end.
+    def merged(self, ranges: Sequence[str], order: str, most: int) -> str:  # noqa: ARG002 - for engines that sort
+        """Return SQL that merges index ranges without duplicates. SQLite reads only as many rows of each as it needs.
 
-        :param ranges: statements, each of which gives a column `seq`, and others that the order names.
-        :param most: how many rows of each are wanted.
+        :param ranges: SELECT statements, each with a column `seq` and the columns that `order` names.
+        :param most: the largest number of rows that are needed from one range.
         """
         return " UNION ".join(ranges)
 
     def one_of(self, statement: str) -> str:
-        """Return the condition of being what a statement gives, which has one column and is run once."""
+        """Return the end of an SQL condition: a value is in a one-column statement's result. That runs once."""
         return f"IN ({statement})"
 
     @abstractmethod
     def integrity_errors(self) -> Iterator[str]:
-        """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
+        """Yield the faults that the engine finds in the database, and the missing parts of the schema."""
 
 
 CLOCK_JUMP, CLOCK_DISTRUST = 86_400.0, 3600.0  # seconds
 
 
 def seconds_ahead() -> float:
-    """Return by how much the system clock is ahead of the monotonic one."""
+    """Return the system clock minus the monotonic clock, in seconds. It changes if the system clock jumps."""
     return datetime.fromisoformat(timestamp()).timestamp() - time.monotonic()
 
 
 class Database(ABC):
-    """An application's database, whose methods may be called in all threads.
+    """A database of the service. Its methods are thread-safe.
 
-    They raise a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable`. `version` is
-    the number of commits of this process, `name` the path as given, or the URL without its password, and `folder` one
-    for temporary files, None for the system's. `threads` is how many may read and write at once, each on a connection
-    of its own; 0 is one reader and one writer, neither of which may wait for long.
-    `advice` says what to do instead of a command that the engine has a tool of its own for.
+    They raise a `ServiceError`, an engine error that `known_error` maps, or `DatabaseUnusable`. `version` is the number
+    of commits of this process; `name` is the path as given, or the URL without its password; `folder` is for temporary
+    files (None: the system's folder). `threads` is how many threads may use a connection of their own at the same time;
+    0 means that all share a reader and a writer, and must not hold either for long. `advice` has a text for each
+    command that works only with SQLite: how to do the same with this engine. `engine` is its name and its version.
     """
 
     threads: int = 0
@@ -1437,26 +1434,26 @@ class Database(ABC):
         self.last_uses: dict[UseKey, str] = {}
         self._uses_lock = threading.Lock()  # for `last_uses`
         self._ahead = seconds_ahead()
-        self._trusted_from = 0.0  # as time.monotonic has it
+        self._trusted_from = 0.0  # in terms of time.monotonic()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close the connections of an application that is gone: another one in this process may checkpoint then.
+        """Close the connections of a garbage-collected application, so that another one in this process can checkpoint.
 
-        When the interpreter ends, this module's names may be gone too, and connections are closed by themselves.
+        At interpreter shutdown, do nothing: names of this module may be gone, and connections close by themselves.
         """
         if hasattr(self, "settings") and not is_finalizing():
             self.disconnect()
 
     def trusts_clock(self) -> bool:
-        """Return False for an hour after the system clock jumped ahead by more than a day since the last call.
+        """Return False, for an hour, if the system clock jumped ahead by more than a day between two calls; else True.
 
-        A machine that was suspended counts as one whose clock jumped: Linux's monotonic clock stops meanwhile.
+        Suspending the machine for as long counts as a jump too, because Linux's monotonic clock stops meanwhile.
         """
         ahead = seconds_ahead()
         if ahead - self._ahead > CLOCK_JUMP:
             self._trusted_from = time.monotonic() + CLOCK_DISTRUST
             log.warning(
-                "the system clock jumped ahead by %.1f days; no run is failed or removed for being old for an hour",
+                "the system clock jumped ahead by %.1f days; for an hour, no run is set to failed or deleted by age",
                 (ahead - self._ahead) / UNITS["d"],
             )
         self._ahead = ahead
@@ -1464,108 +1461,104 @@ class Database(ABC):
 
     @property
     def location(self) -> str:
-        """Where the data is, from wherever one looks."""
+        """The absolute path of the database file, or the URL of the database without its password."""
         return self.name
 
     @abstractmethod
     def absence(self) -> str:
-        """Say that there is no database with our schema, without making one; "" where there is.
+        """Return an error message if there is no database with the current schema, else "". Nothing is created.
 
-        :raises DatabaseUnusable: when it cannot be opened, or has a schema that this program does not open.
+        :raises DatabaseUnusable: if it cannot be opened, or has a schema that this program does not support.
         """
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[Connection]:
-        """Give a connection to a reader."""
+        """Acquire a connection for reading, for the length of the block."""
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager[Connection]:
-        """Give a connection to a reader whose statements must all see the same moment."""
+        """Acquire a connection for reading; all statements of the block see the same snapshot."""
 
-    def apart(self, lane: str = "read") -> AbstractContextManager[Connection]:  # noqa: ARG002 - or export, webhook
-        """Open a separate `snapshot` for a slow read. Only readers of the same lane may wait for it."""
+    def separate_reader(self, lane: str = "read") -> AbstractContextManager[Connection]:  # noqa: ARG002 - only SQLite has lanes
+        """Open a `snapshot` for a slow read, on a connection of its own. Only reads of the same lane wait for it."""
         return self.snapshot()
 
     @abstractmethod
     def probe(self) -> None:
-        """Take the right to write, and give it back: nothing is stored. It takes `HEALTH_TIME` at most."""
+        """Check that writing is possible, without storing anything, in at most `HEALTH_TIME` seconds."""
 
     @abstractmethod
     def transaction(
         self, client_id: str | None = None, patience: float | None = None
     ) -> AbstractContextManager[Connection]:
-        """Give a connection that writes: all of its statements are durable when this ends, or none is stored.
+        """Run a transaction: when the block ends, all of its statements are durable, or none is stored.
 
-        :param client_id: whose rows are written; other writers of the client wait. None for what is no client's.
-        :param patience: seconds to wait for others who keep the database, or the client, locked; None for what is set.
+        :param client_id: the client whose rows are written; its other writers wait. None if the rows are of no client.
+        :param patience: seconds to wait for a lock on the database or the client; None for the configured timeout.
         """
 
-    def use_later(self, client_id: str, table: str, key: str | int, at: str) -> None:
-        """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
+    def record_use(self, client_id: str, table: str, key: str | int, at: str) -> None:
+        """Record the time of a key's or run's use. A later transaction stores it, so that reads need not write."""
         with self._uses_lock:
             self.last_uses[client_id, table, key] = at
 
     def write_uses(self, patience: float | None = None) -> None:
-        """Write what `use_later` remembers, unless there is nothing: client by client."""
+        """Write the uses that `record_use` recorded, if any, in one transaction for each client."""
         for client_id in sorted({key[0] for key in list(self.last_uses)}):
             with self.transaction(client_id, patience):
                 pass
 
     @abstractmethod
     def owns_maintenance(self) -> bool:
-        """Tell whether it is this process's turn to do the maintenance, of those that have the database open."""
+        """Return whether this process, of all that have the database open, is the one that does the maintenance."""
 
-    def run_maintenance(self) -> None:  # noqa: B027 - an engine may do it by itself
-        """Do what the engine wants done now and then."""
+    def run_maintenance(self) -> None:  # noqa: B027 - not every engine needs it
+        """Run the periodic maintenance that the engine needs, if any."""
 
     def close(self) -> None:
-        """Write what is left to write, and close the connections; the next use opens others."""
+        """Write the recorded uses of keys and runs, and close the connections. Using the database opens new ones."""
         try:
             self.write_uses()
         except Exception as error:
-            log.warning("when keys and runs were used last is not written: %s", error)
+            log.warning("cannot store the times of the last requests of keys and runs: %s", error)
         self.disconnect()
 
     @abstractmethod
     def disconnect(self) -> None:
-        """Close the connections, if there are any; the next use opens others."""
+        """Close the connections, if any are open; the next use of this database opens new ones."""
 
 
-# ---------------------------------------------------------------------------
-# SQLite, the module's own engine
-# ---------------------------------------------------------------------------
+# --- SQLite, the built-in engine -------------------------------------------
 #
-# Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which keeps
-# SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write, and
-# sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its fsync, or
-# for another process's lock. Under `serve` the event loop's thread reads; the server's other thread writes and does
-# the maintenance, and reads for that; a request with a long check has a thread of its own, which takes its turn at
-# both. Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
+# A process has two connections to its file, besides one for each slow read. One thread at a time uses each of the two:
+# the *writer* for a transaction, the *reader* for a read. Only the writer writes and checkpoints, which avoids SQLite's
+# WAL-reset bug. The reader cannot write; it sees the latest commit. So no read waits for a write, for its fsync, or for
+# another process's lock. Under `serve`, the event loop uses the reader; the writer thread writes, and does the
+# maintenance and its reads; a request with a long check has a thread of its own, which uses both in turn. Under other
+# WSGI servers, every thread uses both. A thread holds both at the same time only to open and to close them.
 
 
-CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
+CLOCK_STEPS = 4_000  # instructions of SQLite's virtual machine between clock checks; a page of fifty rows takes fewer
 
 
 class SQLiteConnection(sqlite3.Connection, Connection):
-    """A connection to a file."""
+    """A connection to an SQLite file."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.transaction = Transaction()
 
-    def take_seqs(self, client_id: str, count: int, newest: int) -> range:  # noqa: ARG002 - seqs are the file's
-        """Return seqs for new tasks, behind those of all clients."""
+    def take_seqs(self, client_id: str, count: int, newest: int) -> range:  # noqa: ARG002 - one sequence per file
+        """Return row numbers (`seq`) for new tasks, higher than those of all stored tasks of all clients."""
         (first,) = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()
         return range(first, first + count)
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Interrupt the statement that is at work when its time is over.
+        """Interrupt the statement that runs when the time is over. :raises TimeoutError: if one was interrupted.
 
-        What reads little is never interrupted, however slow the disk is
+        A short read is never interrupted, however slow the disk is: it takes fewer than `CLOCK_STEPS` instructions
         (https://www.sqlite.org/c3ref/progress_handler.html).
-
-        :raises TimeoutError: then.
         """
         with super().limited(seconds):
             self.set_progress_handler(self.is_late, CLOCK_STEPS)
@@ -1579,13 +1572,13 @@ class SQLiteConnection(sqlite3.Connection, Connection):
                 self.set_progress_handler(None, 0)
 
     def integrity_errors(self) -> Iterator[str]:
-        """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
+        """Yield the faults that SQLite finds in the file, and the missing parts of the schema."""
         for (fault,) in self.execute("PRAGMA integrity_check"):
             if fault != "ok":
                 yield f"integrity: {fault}"
         for table, row, parent, _ in self.execute("PRAGMA foreign_key_check"):
             yield f"foreign key: row {row} of {table} has no parent in {parent}"
-        if user_version(self) != SCHEMA_VERSION:  # as a backup may have it
+        if user_version(self) != SCHEMA_VERSION:  # a backup may have an older schema
             return
         with closing(sqlite3.connect(":memory:")) as fresh:
             fresh.executescript(schema_path().read_text("utf-8"))
@@ -1602,45 +1595,45 @@ def user_version(connection: SQLiteConnection) -> int:
 APPLICATION_ID = 0x46545356
 
 
-def require_ours(connection: SQLiteConnection, path: str) -> None:
-    """Refuse a file that is not ours. :raises DatabaseUnusable: then."""
-    # In this order: another process may be making the schema, which comes together with the mark that it is ours.
+def require_own_file(connection: SQLiteConnection, path: str) -> None:
+    """Check that a file is empty or a database of this service. :raises DatabaseUnusable: if it is neither."""
+    # In this order: another process may be creating the schema, which it commits together with the application id.
     filled = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
     if filled and not ours:
-        raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file")
+        raise DatabaseUnusable(f"{path} is another program's SQLite database; choose another file")
 
 
 def require_version(name: str, version: int) -> None:
-    """Require a schema version of this program, or one that it can migrate, or 0 for an empty file.
+    """Check that a schema version is this program's, one that it can migrate, or 0 (an empty file).
 
-    :raises DatabaseUnusable: for any other version.
+    :raises DatabaseUnusable: if it is another version.
     """
     if version in (0, SCHEMA_VERSION):
         return
-    told = f"{name} has schema version {version}"
+    message = f"{name} has schema version {version}"
     if version > SCHEMA_VERSION:
-        raise DatabaseUnusable(f"{told}, newer than this program's {SCHEMA_VERSION}; update findings-service")
+        raise DatabaseUnusable(f"{message}, newer than this program's {SCHEMA_VERSION}; update findings-service")
     if missing := load_module(MIGRATIONS):
-        raise DatabaseUnusable(f"{told}; to bring it to {SCHEMA_VERSION} needs {missing}")
+        raise DatabaseUnusable(f"{message}; migrating it to {SCHEMA_VERSION} needs {missing}")
     if version + 1 not in REGISTRY.migrations:
         raise DatabaseUnusable(
-            f"{told}, older than any that this program opens; keep it for the program that made it, and name another"
-            " database"
+            f"{message}, too old for this program to migrate; open it with the program that created it, or choose"
+            " another database"
         )
 
 
-def unready(name: str, version: int) -> str:
-    """Say that a database has no schema yet, or an older one; "" where it has ours. Nothing is done about it."""
+def schema_message(name: str, version: int) -> str:
+    """Return a message if a database has no schema or an older one, else "". Raise for unsupported versions."""
     if not version:
-        return f"{name} is empty; `findings-service serve` makes a database of it"
+        return f"{name} is empty; run `findings-service serve` to create the database in it"
     require_version(name, version)
-    told = f"{name} has schema version {version}; `findings-service serve` brings it to {SCHEMA_VERSION}"
-    return "" if version == SCHEMA_VERSION else told
+    message = f"{name} has schema version {version}; run `findings-service serve` to migrate it to {SCHEMA_VERSION}"
+    return "" if version == SCHEMA_VERSION else message
 
 
 def statements_of(script: str) -> Iterator[str]:
-    """Cut a script, in which each statement ends with a line of its own, into lots that can be run one by one."""
+    """Yield the statements of an SQL script, in which each statement must begin on a new line."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -1650,30 +1643,30 @@ def statements_of(script: str) -> Iterator[str]:
 
 
 def prepare_schema(connection: SQLiteConnection, path: str) -> None:
-    """Create the schema in a new file, or take the steps that lead to it, all of it or nothing."""
+    """Create the schema in a new file, or migrate an older one, in one transaction."""
     if user_version(connection) == SCHEMA_VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
-    version = user_version(connection)  # another process may have been faster
+    version = user_version(connection)  # another process may have changed it meanwhile
     require_version(path, version)
-    steps = steps_from(path, version)
+    steps = migrations_from(path, version)
     for statement in statements_of("\n".join([*(step.script for step in steps), schema_path().read_text("utf-8")])):
         connection.execute(statement)
     fill(connection, steps)
     connection.execute("COMMIT")
 
 
-def steps_from(name: str, version: int) -> list[Migration]:
-    """Return the steps that lead on from a version of the schema, none from 0, and tell of them if there are any."""
+def migrations_from(name: str, version: int) -> list[Migration]:
+    """Return the migrations that follow a schema version (none for 0), and log a warning if there are any."""
     steps = [REGISTRY.migrations[each] for each in range(version + 1, SCHEMA_VERSION + 1)] if version else []
-    if steps:  # nobody is served until they are taken
-        told = "%s has schema version %d and is brought to %d, which may take a while"
-        log.warning(told, name, version, SCHEMA_VERSION)
+    if steps:  # no request is handled until they are done
+        message = "%s has schema version %d and is being migrated to %d, which may take a while"
+        log.warning(message, name, version, SCHEMA_VERSION)
     return steps
 
 
 def fill(connection: Connection, steps: Iterable[Migration]) -> None:
-    """Bring rows up to date, behind the scripts of some steps and in their transaction."""
+    """Finish creating or migrating a schema: run the steps' functions, change all ETags and ensure an epoch."""
     for step in steps:
         if step.fill:
             step.fill(connection)
@@ -1685,25 +1678,24 @@ def fill(connection: Connection, steps: Iterable[Migration]) -> None:
 
 
 def begin_epoch(connection: Connection) -> None:
-    """Tell a database from what it was made of: places in the feed of that are none in its own."""
+    """Start a new epoch, which invalidates earlier event cursors: a restored or copied database needs one."""
     connection.execute(
         "INSERT INTO epochs (id, epoch) VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch",
         (secrets.token_hex(8),),
     )
 
 
-READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
-BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits in Python
+READER_CACHE_PARTS = 8  # the reader gets 1/8 of the cache, because every commit empties its part
+BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; longer waits are retries in Python
 
 
 def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
-    """Open the file with the pragmas that the promises need. It does not checkpoint by itself.
+    """Open the database file, and set the pragmas for durability, secure deletion and no automatic checkpoints.
 
-    Only a connection that writes makes a schema.
-    On macOS an fsync leaves the data in the disk's own memory, unless it is a full one
-    (https://www.sqlite.org/pragma.html#pragma_fullfsync).
+    Only a connection that writes creates or migrates the schema. On macOS, an fsync leaves data in the disk's own
+    memory unless it is a full one (https://www.sqlite.org/pragma.html#pragma_fullfsync).
     """
-    place = identity(settings.db)
+    file_id = identity(settings.db)
     connection = sqlite3.connect(
         f"{Path(settings.db).absolute().as_uri()}?mode=rw",
         uri=True,
@@ -1711,11 +1703,11 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         isolation_level=None,
         check_same_thread=False,
         factory=SQLiteConnection,
-        cached_statements=64,  # the longest ones, of lists, have a tenth of a megabyte each
+        cached_statements=64,  # the longest, those of lists, take 0.1 MB each
     )
     try:
-        require_ours(connection, settings.db)  # before WAL mode, which is written into the file
-        if identity(settings.db) != place:  # `restore` had the old file locked; the new one it cannot from here on
+        require_own_file(connection, settings.db)  # before WAL mode, which is written into the file
+        if identity(settings.db) != file_id:  # replaced by `restore`, which cannot lock a file that is open here
             connection.close()
             return connect(settings, read_only=read_only)
         if read_only:
@@ -1723,7 +1715,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         else:
             require_version(settings.db, user_version(connection))
             connection.execute("PRAGMA journal_mode = WAL")
-        theirs = settings.cache // READERS_SHARE
+        reader_cache = settings.cache // READER_CACHE_PARTS
         connection.executescript(
             f"""PRAGMA synchronous = {settings.synchronous};
                 PRAGMA fullfsync = ON;
@@ -1731,7 +1723,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
                 PRAGMA secure_delete = ON;
                 PRAGMA wal_autocheckpoint = 0;
                 PRAGMA journal_size_limit = {LARGE_WAL};
-                PRAGMA cache_size = -{(theirs if read_only else settings.cache - theirs) // 1024}"""
+                PRAGMA cache_size = -{(reader_cache if read_only else settings.cache - reader_cache) // 1024}"""
         )
         if not read_only:
             prepare_schema(connection, settings.db)
@@ -1743,12 +1735,12 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Tell whether `error` is an engine's word for a lock that somebody else holds."""
+    """Return whether an error means that the database is locked or busy, so that a retry may succeed."""
     return isinstance(known_error(error), Busy)
 
 
 def retry_while_busy(work: Callable[[], Value], patience: float) -> Value:
-    """Return what `work` returns, trying again while the database is locked, for `patience` seconds."""
+    """Call `work` and return its result. While SQLite reports a lock, call it again, for at most `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -1760,46 +1752,46 @@ def retry_while_busy(work: Callable[[], Value], patience: float) -> Value:
 
 
 def unusable(path: str, error: Exception) -> DatabaseUnusable:
-    """Return the error that says why a database cannot be used: what this process's user may not do, where it is that.
+    """Return an error that says why a database cannot be used: the missing file permission if any, else `error`.
 
-    SQLite says no more than "unable to open database file", and makes files beside it even to read.
+    SQLite itself reports only "unable to open database file". It creates files beside the database even to read it.
     """
     cause = getattr(error, "strerror", None) or error
     folder = Path(path).absolute().parent
-    for each, mode, deed in (
+    for each, mode, action in (
         (path, os.W_OK, "write"),
         (path, os.R_OK, "read"),
         (folder, os.W_OK | os.X_OK, "write in"),
     ):
         if os.access(each, os.F_OK) and not os.access(each, mode):
-            cause = f"this user may not {deed} {each}"
+            cause = f"this user may not {action} {each}"
     return DatabaseUnusable(f"{path} cannot be used: {cause}")
 
 
-def is_filled(path: str) -> bool:
-    """Tell whether there is a file with anything in it."""
+def is_nonempty_file(path: str) -> bool:
+    """Return whether a file exists and is not empty."""
     with suppress(OSError):
         return Path(path).stat().st_size > 0
     return False
 
 
 def open_database(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
-    """Return a connection to the settings' database.
+    """Open a connection to the database that the settings name.
 
-    Without `read_only`, a missing file is created with mode 0600, which its WAL gets, too. It is not created beside the
-    WAL or journal of a file that was moved: SQLite would delete that, or apply it to the new file.
+    Unless `read_only`, create a missing file with mode 0600; its WAL gets the same mode. The file is not created beside
+    the WAL or journal of a database that was moved: SQLite would delete the log, or apply it to the new file.
 
-    :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
+    :raises DatabaseUnusable: if the file cannot be used for any reason; the message has one line.
     """
     path = settings.db
     if sqlite3.sqlite_version_info < (3, 37):  # STRICT tables
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
         if not read_only:
-            logs = [*filter(is_filled, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
-            if logs and not os.path.lexists(path):  # in this order: who makes a file makes its log later
+            logs = [*filter(is_nonempty_file, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
+            if logs and not os.path.lexists(path):  # in this order: another process may be creating both, the log last
                 raise DatabaseUnusable(
-                    f"there is no {path}, but {logs[0]} of one that was there: put both together, or remove it"
+                    f"{path} is missing, but its log {logs[0]} exists; put the database back, or remove the log"
                 )
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -1809,7 +1801,7 @@ def open_database(settings: Settings, *, read_only: bool = False) -> SQLiteConne
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """Return what tells the file at a path from any other: its device and inode. None where there is no file."""
+    """Return the device and inode of a file, which identify it, or None if there is no file."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -1817,18 +1809,18 @@ def identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-CHECKPOINT_LOCK = "-checkpointer"  # the name of a file of our own beside the database ends so
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without locks says
+CHECKPOINT_LOCK = "-checkpointer"  # suffix of the lock file beside the database
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of a file system without locks
 
 
 class CheckpointLock:
-    """The lock of the one process that checkpoints a database.
+    """Lock that only the process that checkpoints a database may hold.
 
-    SQLite before 3.51.3 can corrupt a file when two connections write and checkpoint at the same instant
-    (https://www.sqlite.org/wal.html#walresetbug). The system releases the lock however its holder ends. It is on a file
-    of its own, because closing any descriptor of the database would drop SQLite's locks on that
-    (https://www.sqlite.org/howtocorrupt.html, 2.2). The file is never removed, or two processes could have a lock each.
-    On a file system without locks every process checkpoints.
+    SQLite before 3.51.3 can corrupt a file if two connections write and checkpoint at the same instant
+    (https://www.sqlite.org/wal.html#walresetbug). The system releases the lock even if its holder crashes. It is a file
+    of its own, because closing any descriptor of the database would drop SQLite's locks on the database
+    (https://www.sqlite.org/howtocorrupt.html, 2.2). The file is never removed, because two processes could then hold a
+    lock each. On Windows, and on a file system without locks, every process checkpoints.
     """
 
     def __init__(self, db: str) -> None:
@@ -1837,12 +1829,12 @@ class CheckpointLock:
         self._file: int | None = None
 
     def acquire(self) -> bool:
-        """Take the right unless another process has it, and tell whether it is held now."""
+        """Acquire the lock unless another process holds it, and return whether this one holds it now."""
         try:
             if fcntl is not None and not self.held:
                 if self._file is None:
                     self._file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
-                    with suppress(OSError):  # as SQLite does with the WAL, when root was here first
+                    with suppress(OSError):  # in case root created it; SQLite does the same for the WAL
                         owner = Path(self.path.removesuffix(CHECKPOINT_LOCK)).stat()
                         os.fchown(self._file, owner.st_uid, owner.st_gid)
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -1852,64 +1844,61 @@ class CheckpointLock:
         return self.held
 
     def release(self) -> None:
-        """Let another process take the right."""
+        """Release the lock, so that another process can acquire it."""
         if self._file is not None:
             os.close(self._file)
         self._file, self.held = None, False
 
 
-# Pages of the WAL after which a commit checkpoints, which takes three more fsyncs. A page that the WAL has several
-# times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
+# Pages of the WAL after which a commit checkpoints. A checkpoint takes three more fsyncs; it writes a page once even if
+# the WAL has it several times. A larger WAL takes longer to read after a crash, and its growth makes each fsync slower.
 CHECKPOINT_PAGES = 12_000
-HEALTH_TIME = 2.0  # seconds
+HEALTH_TIME = 2.0  # seconds that a health check may take
 
 
 class SQLiteDatabase(Database):
-    """A process's two connections to its file, and the one way to write through them.
+    """A process's two connections to its file, and the transactions on them.
 
-    `checkpointer` is held by one process of those that have the file open.
+    Of all processes that have the file open, only one holds the `checkpoint_lock`: it checkpoints.
     """
 
     engine = "SQLite", sqlite3.sqlite_version
 
     def __init__(self, settings: Settings) -> None:
         self.checkpoint_lock = CheckpointLock(settings.db)
-        self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
+        self._reading, self._writing = threading.RLock(), threading.RLock()  # acquired in this order
         self._lanes = {lane: threading.Lock() for lane in ("read", "export", "webhook", "maintenance")}
         self._reader: SQLiteConnection | None = None
-        self._writer: SQLiteConnection | None = None  # is there whenever the reader is
+        self._writer: SQLiteConnection | None = None  # open whenever the reader is open
         self._is_writing = False  # whether a transaction, or a checkpoint, of this process is in progress
-        self._process = 0  # the one that has opened the connections
+        self._process = 0  # id of the process that opened the connections
         self._file: tuple[int, int] | None = None
-        self._away = False  # whether the file at the path was found to be another one
-        self._truncated_at: object = None  # what others had committed when the WAL was rid of all that was deleted
-        absolute = Path(settings.db).absolute()  # wherever we go
+        self._was_replaced = False  # whether the file was found to be moved, replaced or deleted
+        self._truncated_at: object = None  # `data_version` when the WAL was last truncated completely
+        absolute = Path(settings.db).absolute()  # the working directory may change
         super().__init__(replace(settings, db=str(absolute)), settings.db, absolute.parent)
 
     @property
     def location(self) -> str:
-        """The path of the file, from the root."""
+        """The absolute path of the file, with symbolic links resolved."""
         return os.path.realpath(self.settings.db)
 
     def absence(self) -> str:
-        """Say that there is no file, or none with our schema; "" where there is."""
+        """Return a message if the file is missing or does not have the current schema, else ""."""
         if not Path(self.settings.db).exists():
             return f"there is no file {self.name}"
         with closing(open_database(self.settings, read_only=True)) as connection:
-            return unready(self.name, user_version(connection))
+            return schema_message(self.name, user_version(connection))
 
     # Reading
 
     @contextmanager
     def reading(self) -> Iterator[SQLiteConnection]:
-        """Give a connection to a reader.
-
-        :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
-        """
+        """Acquire the reader. :raises DatabaseUnusable: if the file cannot be opened, or is no longer at its path."""
         self._require_own()
         with self._reading:
-            if self._reader is None:  # after the one that writes: the last to close checkpoints
-                if self._writer is None:  # else it may be at work, and no read waits for that
+            if self._reader is None:  # after the writer, which closes last and so checkpoints
+                if self._writer is None:  # if it is open, a thread may be using it, and no read waits for that
                     with self.maintaining():
                         pass
                 self._require_file()
@@ -1919,19 +1908,19 @@ class SQLiteDatabase(Database):
 
     @contextmanager
     def snapshot(self) -> Iterator[SQLiteConnection]:
-        """Give a connection to a reader whose statements must all see the same moment."""
+        """Acquire the reader; all statements of the block see the same snapshot."""
         with self.reading() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection
             finally:
-                connection.rollback()  # unless an error of the disk has ended it
+                connection.rollback()  # does nothing if a disk error has ended it
 
     @contextmanager
-    def apart(self, lane: str = "read") -> Iterator[SQLiteConnection]:
-        """Open a separate connection for a slow read: one at a time in each lane."""
+    def separate_reader(self, lane: str = "read") -> Iterator[SQLiteConnection]:
+        """Open a separate connection with a snapshot for a slow read; each lane has at most one at a time."""
         with self.reading():
-            pass  # so that it is neither the first nor the last to be opened: that one makes files, or checkpoints
+            pass  # opens both connections first: the first to open creates files, the last to close checkpoints
         with self._lanes[lane]:
             self._checkpoint_large_wal(lane)
             with closing(open_database(self.settings, read_only=True)) as connection:
@@ -1940,9 +1929,9 @@ class SQLiteDatabase(Database):
                 yield connection
 
     def _checkpoint_large_wal(self, lane: str) -> None:
-        """Checkpoint a WAL larger than `MOST_WAL` while no slow read runs; overlapping ones would block it for ever.
+        """Checkpoint a WAL larger than `MOST_WAL`, if this process has the lock for that and no other slow read runs.
 
-        Only an export waits for other slow reads to end.
+        Overlapping slow reads would block a checkpoint forever. Only an export waits for other slow reads to end.
         """
         patience = self.settings.busy_timeout if lane == "export" else BUSY_SLICE
         with suppress(OSError), ExitStack() as held:
@@ -1959,17 +1948,17 @@ class SQLiteDatabase(Database):
     @contextmanager
     def transaction(
         self,
-        client_id: str | None = None,  # noqa: ARG002 - there is one writer for all
+        client_id: str | None = None,  # noqa: ARG002 - all clients share one writer
         patience: float | None = None,
     ) -> Iterator[SQLiteConnection]:
-        """Give the connection that writes: all of its statements are stored, or none.
+        """Run a transaction on the writer: all of its statements are stored, or none.
 
-        BEGIN IMMEDIATE, because a deferred transaction that turns from reading to writing fails at once when another
-        process has written in between (https://www.sqlite.org/isolation.html).
+        It uses BEGIN IMMEDIATE, because a deferred transaction that turns from reading to writing fails at once if
+        another process has written in between (https://www.sqlite.org/isolation.html).
 
-        :param patience: seconds to wait for other threads, and for another process's lock; None for the settings'.
-        :raises Busy: if another thread writes for longer. :raises sqlite3.OperationalError: if the lock is held longer.
-        :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
+        :param patience: seconds to wait for other threads and other processes; None for `busy_timeout`.
+        :raises Busy: if another thread writes for longer. :raises sqlite3.OperationalError: if another process writes.
+        :raises DatabaseUnusable: if the file cannot be opened, or is no longer at its path.
         """
         patience = self.settings.busy_timeout if patience is None else patience
         end = time.monotonic() + patience
@@ -1991,13 +1980,13 @@ class SQLiteDatabase(Database):
             except BaseException:
                 with self._uses_lock:
                     self.last_uses = {**uses, **self.last_uses}
-                connection.rollback()  # unless SQLite has by itself, as on a full disk
+                connection.rollback()  # does nothing if SQLite has rolled back, as on a full disk
                 raise
             finally:
                 connection.transaction = Transaction()
 
     def probe(self) -> None:
-        """Begin a transaction that writes, and roll it back, unless this process is writing anyway."""
+        """Begin a write transaction and roll it back, unless this process is writing already."""
         self._require_file()
         until = time.monotonic() + HEALTH_TIME
         while not self._is_writing:
@@ -2005,7 +1994,7 @@ class SQLiteDatabase(Database):
                 with self.maintaining(BUSY_SLICE) as connection:
                     retry_while_busy(partial(connection.execute, "BEGIN IMMEDIATE"), until - time.monotonic())
                     try:
-                        connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
+                        connection.execute("UPDATE clients SET id = id WHERE 0")  # fails if the file is read-only
                     finally:
                         connection.rollback()
                 return
@@ -2017,13 +2006,13 @@ class SQLiteDatabase(Database):
 
     @contextmanager
     def maintaining(self, patience: float = -1) -> Iterator[SQLiteConnection]:
-        """Give the connection that writes, to nobody else meanwhile.
+        """Acquire the writer without beginning a transaction. :raises Busy: if another thread keeps it.
 
-        :param patience: seconds to wait while another thread has it; -1 for as long as that takes.
+        :param patience: seconds to wait while another thread has it; -1 to wait without a limit.
         """
         self._require_own()
         if not self._writing.acquire(timeout=patience):
-            raise Busy("Other requests write for too long")
+            raise Busy("Other requests have been writing for too long")
         try:
             self._require_file()
             if self._writer is None:
@@ -2037,68 +2026,64 @@ class SQLiteDatabase(Database):
             self._writing.release()
 
     def owns_maintenance(self) -> bool:
-        """Tell whether this process is the one that checkpoints."""
+        """Return whether this process is the one that checkpoints."""
         return self.checkpoint_lock.held
 
     def run_maintenance(self) -> None:
-        """Fold the WAL in where it is large or may have what was deleted, if it is this process that checkpoints.
+        """Checkpoint the WAL if it is large or may hold deleted data, unless another process checkpoints.
 
-        With secure_delete SQLite writes zeros over what is deleted, in the file; the WAL has it until it is truncated.
-        Whether others deleted anything is not known: only that they have written. While another thread writes, this is
-        left to the next call: no read of an embedding application waits for a write.
+        With secure_delete, SQLite overwrites deleted data in the file with zeros; the WAL holds it until it is
+        truncated. It is not known whether other processes deleted anything, only that they wrote. If another thread is
+        writing, nothing is done until the next call, so that no read of an embedding application waits for a write.
         """
         with suppress(sqlite3.Error, OSError, DatabaseUnusable, Busy), self.maintaining(BUSY_SLICE) as connection:
             if not self.checkpoint_lock.acquire():
                 return
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            (written,) = connection.execute("PRAGMA data_version").fetchone()  # another once somebody else has written
+            (written,) = connection.execute("PRAGMA data_version").fetchone()  # changes when another connection writes
             if written != self._truncated_at or self.wal_size() > LARGE_WAL:
                 self._is_writing = True
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                self._truncated_at = None if busy else written  # somebody still reads what is in it
+                self._truncated_at = None if busy else written  # a reader still uses the WAL
 
     def wal_size(self) -> int:
-        """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
+        """Return the size of the WAL in bytes. If the path is a link, the WAL is beside the link's target."""
         return Path(f"{self.location}-wal").stat().st_size
 
     # Opening and closing
 
     def _require_own(self) -> None:
-        """Check that this process opened the connections: neither they, nor locks of threads, survive a fork.
+        """Check that this process opened the connections: neither they nor locks of threads survive a fork.
 
-        See https://www.sqlite.org/howtocorrupt.html, 2.6.
-
-        :raises DatabaseUnusable: if the process was forked since then.
+        :raises DatabaseUnusable: if the process was forked since then (https://www.sqlite.org/howtocorrupt.html, 2.6).
         """
         if self._writer is not None and self._process != os.getpid():
             raise DatabaseUnusable(
                 f"the process was forked while it had {self.name} open; fork before the first request, or call"
-                " create_app behind that"
+                " create_app after the fork"
             )
 
     def _require_file(self) -> None:
-        """Refuse to go on, until a restart, where the file at the path is another one than was opened, or none.
+        """Raise `DatabaseUnusable` if the file was moved, replaced or deleted since it was opened, until a restart.
 
-        SQLite itself neither checkpoints nor removes anything at a path that is not its file's.
-
-        :raises DatabaseUnusable: then.
+        SQLite itself neither checkpoints nor removes its files if another file is at the path.
         """
-        if not self._away and self._file is not None and identity(self.settings.db) != self._file:
-            self._away = True
+        if not self._was_replaced and self._file is not None and identity(self.settings.db) != self._file:
+            self._was_replaced = True
             log.error("%r was moved, replaced or deleted: every request is refused until a restart", self.settings.db)
-        if self._away:
+        if self._was_replaced:
             raise DatabaseUnusable(
-                f"{self.name} was moved, replaced or deleted under the service; stop that, put back what belongs there,"
-                " with its -wal, and start the service again"
+                f"{self.name} was moved, replaced or deleted while the service had it open; stop the service, put"
+                " back both the file and its -wal file, and start the service again"
             )
 
     def disconnect(self) -> None:
-        """Close the connections, if there are any; the last one to close the file checkpoints.
+        """Close the connections, if any are open. SQLite checkpoints when the last connection to the file closes.
 
-        SQLite does so only where the file is at its path (https://www.sqlite.org/c3ref/c_fcntl_begin_atomic_write.html,
+        It does so only if the file is at its path (https://www.sqlite.org/c3ref/c_fcntl_begin_atomic_write.html,
         SQLITE_FCNTL_HAS_MOVED).
         """
-        if self._process != os.getpid():  # or another process would lose its locks
+        if self._process != os.getpid():  # closing in a forked process would drop locks of its parent
             return
         with self._reading, self._writing:
             for connection in (self._reader, self._writer):
@@ -2110,50 +2095,48 @@ class SQLiteDatabase(Database):
 
 
 def database_for(settings: Settings) -> Database:
-    """Return the database that settings name, of the engine that their URL names. Nothing is opened yet.
+    """Return the database that the settings name, without opening it.
 
-    :raises ConfigurationError: if a package of that engine is not installed.
+    :raises ConfigurationError: if the module or a package of its engine is not installed.
     """
     if not (scheme := scheme_of(settings.db)):
         return SQLiteDatabase(settings)
     if missing := load_module(ENGINE_MODULES[scheme]):
-        raise ConfigurationError(f"a database of {scheme}:// needs {missing}")
+        raise ConfigurationError(f"a {scheme}:// database needs {missing}")
     return REGISTRY.engines[scheme](settings)
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> None:
-    """Store when keys and runs were last used."""
+    """Store the times at which API keys and runs were last used, in an open transaction."""
     for table, column in (("api_keys", "id"), ("runs", "seq")):
         uses = [(at, client_id, key) for (client_id, used, key), at in last_uses.items() if used == table]
         if uses:
             connection.executemany(f"UPDATE {table} SET last_used_at = ? WHERE client_id = ? AND {column} = ?", uses)
 
 
-# ---------------------------------------------------------------------------
-# Extension validation: schemas that clients write, under a deadline
-# ---------------------------------------------------------------------------
+# --- Extension validation: schemas that clients write, under a deadline ----
 #
-# jsonschema validates. A client writes both schema and value, so a check has a deadline, and a limit of memory:
-# - Every keyword first compares the clock with the deadline, and the depth of the stack with a limit.
+# jsonschema validates. Clients write both the schema and the value, so a check has a deadline and a memory limit:
+# - Every keyword first compares the clock with the deadline, and the stack depth with a limit.
 # - `pattern` and `patternProperties` search with `regex`, which has a timeout; Python's `re` cannot be interrupted.
-# - `uniqueItems` takes linear time here, and quadratic time in jsonschema; `anyOf` and `oneOf` keep no errors.
+# - `uniqueItems` takes linear time here, and quadratic time in jsonschema; `anyOf` and `oneOf` do not collect errors.
 # - `required`, `dependencies`, `additionalProperties` and `unevaluated…` report the path of the member, not its object.
-# All other keywords are jsonschema's: sizes of bodies and schemas bound the time that they take.
+# All other keywords are jsonschema's; the limits on the size of bodies and schemas bound their time.
 
-PROBLEMS_OF_ONE = 100  # that one task can bring
-CACHED_SCHEMA = 8 * KIB  # characters of a schema whose validators are kept; they take up to 160 bytes each, mostly 20
+MAX_TASK_PROBLEMS = 100  # reported for one task at most
+CACHED_SCHEMA = 8 * KIB  # characters; longer schemas are not cached. A character takes up to 160 bytes, mostly 20
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 class OutOfTime(Exception):
-    """A check passed its deadline."""
+    """Exception that stops a check at its deadline."""
 
 
-ENDS_THE_PROCESS = (KeyboardInterrupt, SystemExit)
+EXIT_EXCEPTIONS = (KeyboardInterrupt, SystemExit)
 
 
 class Clock(threading.local):
-    """The deadline of what this thread is doing, in seconds of the monotonic clock."""
+    """Deadline of the check that the current thread runs, in seconds of the monotonic clock."""
 
     deadline: float = float("inf")
 
@@ -2162,13 +2145,13 @@ CLOCK = Clock()
 
 
 def tick() -> None:
-    """Stop the check when its time is over. :raises OutOfTime: then."""
+    """Compare the clock with this thread's deadline. :raises OutOfTime: if the deadline has passed."""
     if time.monotonic() > CLOCK.deadline:
         raise OutOfTime
 
 
-class TimeLimit:  # not by contextlib: since Python 3.12 that ties what passes through it to a circle
-    """Run a check for so long. :raises OutOfTime: past it."""
+class TimeLimit:  # not contextlib's: since Python 3.12 that leaves exceptions in a reference cycle
+    """Context manager that limits a check to some seconds. An earlier deadline of an outer limit still holds."""
 
     def __init__(self, seconds: float) -> None:
         self.outer, self.end = CLOCK.deadline, time.monotonic() + seconds
@@ -2181,20 +2164,20 @@ class TimeLimit:  # not by contextlib: since Python 3.12 that ties what passes t
 
 
 PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.", regex.DOTALL)
-SET_PART = 80  # characters of a set that take what another part does
+SET_PART = 80  # characters of a character set that cost as much as one other part
 PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
 
 
 def pattern_cost(pattern: str, bound: str = "least") -> int:
-    """Return how many parts a pattern has when its repetitions are written out, which is what compiling it costs.
+    """Return the cost of compiling a regular expression: the number of its parts, with repetitions written out.
 
-    :param bound: of `{2,5}`, whether the "least" is written out, as `regex` does it, or the "most", as Rust does it.
+    :param bound: the number in `{2,5}` that counts: "least" (2, as in the package `regex`) or "most" (5, as in Rust).
     """
     tokens = list(PATTERN_TOKEN.finditer(pattern))
     times = {token: int(token[bound] or token["least"]) for token in tokens if token["least"]}
-    if PATTERN_COMMENT.search(pattern):  # what looks like a group may stand in a comment: assume the worst
+    if PATTERN_COMMENT.search(pattern):  # a parenthesis may be part of a comment: assume the worst
         return len(tokens) * math.prod(max(1, number) for number in times.values())
-    totals, last = [0], 0  # of the groups that are open, the whole pattern first; and what a repetition would repeat
+    totals, last = [0], 0  # costs of the open groups, the whole pattern first; cost of the last item
     for token in tokens:
         if token[0] == "(":
             totals.append(0)
@@ -2212,25 +2195,25 @@ def pattern_cost(pattern: str, bound: str = "least") -> int:
 
 
 PATTERN_LENGTH = 2000  # characters
-PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
-RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>)")  # takes a hundred megabytes over a long text
+PATTERN_COST = 10_000  # parts with all repetitions written out; compiling cannot be interrupted
+RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>)")  # recursion takes a hundred megabytes for a long text
 PATTERN_GROUP = regex.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<group>\((?![?*])|\(\?P?<\w+>)", regex.DOTALL)
 
 
 def compile_pattern(pattern: str) -> regex.Pattern[str]:
-    """Compile a client's pattern, without its groups where it does not refer to them, and leave nothing in `regex`.
+    """Compile a client's pattern, without capturing groups if it has no references to them.
 
-    For each group `regex` notes every place that it fitted: two hundred megabytes over a long text. Its own cache would
-    keep five hundred patterns of up to 8 MB, and their texts even without that.
+    For each group, `regex` records every match: two hundred megabytes for a long text. The cache of `regex` is emptied:
+    it would keep five hundred patterns of up to 8 MB, and the texts even of patterns that it does not cache.
 
-    :raises ValueError: for what is no pattern, or takes too much; it says why.
+    :raises ValueError: if the pattern is invalid or too expensive; the message says why.
     """
     if len(pattern) > PATTERN_LENGTH:
-        raise ValueError(f"a pattern may have at most {PATTERN_LENGTH:,} characters")
+        raise ValueError(f"must have at most {PATTERN_LENGTH:,} characters")
     if pattern_cost(pattern) > PATTERN_COST:
-        raise ValueError("repeats too much, as a whole; lower the numbers in braces")
+        raise ValueError("has too many repetitions in total; lower the numbers in braces")
     if RECURSION.search(pattern):
-        raise ValueError("must not refer to a group of its own, as (?R) and (?1) do")
+        raise ValueError("must not be recursive, as with (?R) and (?1)")
     try:
         compiled = regex.compile(pattern, cache_pattern=False)
         groups = sum(token["group"] is not None for token in PATTERN_GROUP.finditer(pattern))
@@ -2239,86 +2222,86 @@ def compile_pattern(pattern: str) -> regex.Pattern[str]:
             with suppress(regex.error, RecursionError):
                 compiled = regex.compile(plain, cache_pattern=False)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+        raise ValueError(f"is not a valid regular expression: {error}") from None
     finally:
         regex.purge()
     return compiled
 
 
-PATTERNS_KEPT: dict[str, tuple[regex.Pattern[str], int]] = {}  # compiled, with what each costs
-KEPT_PATTERNS = 30_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
-PATTERN_BASE = 80  # parts; what a pattern takes besides, with the 64 KiB that it keeps of short searches
-GROUPS_BASE = 800  # parts; that of one that notes groups
+PATTERN_CACHE: dict[str, tuple[regex.Pattern[str], int]] = {}  # compiled patterns with their costs
+PATTERN_CACHE_COST = 30_000  # total cost of the cached patterns at most; a part takes up to 800 bytes
+PATTERN_BASE = 80  # parts; fixed cost of a pattern, with the 64 KiB that it keeps from short searches
+GROUPS_BASE = 800  # parts; fixed cost of a pattern with capturing groups
 
 
-def kept_pattern(pattern: str) -> regex.Pattern[str]:
-    """Return a client's pattern, compiled; when those that are kept cost too much, all of them are forgotten."""
-    if found := PATTERNS_KEPT.get(pattern):
+def cached_pattern(pattern: str) -> regex.Pattern[str]:
+    """Return the compiled form of a client's pattern, and cache it. If it does not fit, the cache is emptied first."""
+    if found := PATTERN_CACHE.get(pattern):
         return found[0]
     compiled = compile_pattern(pattern)
     cost = pattern_cost(pattern) + (GROUPS_BASE if compiled.groups else PATTERN_BASE)
-    if sum(each for _, each in [*PATTERNS_KEPT.values()]) + cost > KEPT_PATTERNS:
-        PATTERNS_KEPT.clear()
-    PATTERNS_KEPT[pattern] = compiled, cost
+    if sum(each for _, each in [*PATTERN_CACHE.values()]) + cost > PATTERN_CACHE_COST:
+        PATTERN_CACHE.clear()
+    PATTERN_CACHE[pattern] = compiled, cost
     return compiled
 
 
-# Characters of a pattern times those of the text that it is searched in. One step of a search, such as a repeated set,
-# cannot be interrupted, and takes up to 0.2 s then.
+# Maximum of a pattern's characters times those of the searched text. One step of a search, such as a repeated set,
+# cannot be interrupted, and takes up to 0.2 s at this maximum.
 PATTERN_WORK = 5_000_000
 
 
 def matches(pattern: str, text: str) -> bool:
-    r"""Tell whether a client's pattern, which may have \p{…}, is found in a text. :raises OutOfTime: past the deadline.
+    r"""Search a text for a client's pattern, which may contain \p{…}. Return True if it is found.
 
-    Only a search that takes over a millisecond lets other threads run: who gives Python's lock back for a moment, over
-    and over, takes it again before anybody else wakes up, and so keeps it from them for seconds. What such a search
-    needs stays with the compiled pattern, so that it has one of its own.
+    The first search, of at most a millisecond, keeps the GIL: a thread that keeps releasing it gets it back before any
+    other wakes up, and so blocks the others for seconds. The second releases the GIL, and compiles the pattern again,
+    because a compiled pattern keeps the memory of its searches. :raises OutOfTime: if it takes or would take too long.
     """
     left = min(CLOCK.deadline - time.monotonic(), 3600.0)
     if left <= 0 or (len(pattern) * len(text) > PATTERN_WORK and pattern not in PATTERNS):
         raise OutOfTime
     with suppress(TimeoutError):
-        return bool(kept_pattern(pattern).search(text, timeout=min(left, 0.001), concurrent=False))
+        return bool(cached_pattern(pattern).search(text, timeout=min(left, 0.001), concurrent=False))
     try:
         return bool(compile_pattern(pattern).search(text, timeout=left, concurrent=True))
     except TimeoutError:
         raise OutOfTime from None
 
 
-def frozen(value: Any) -> Any:
-    """Return something hashable that is equal for equal JSON values: 1 is 1.0 here, but not true."""
+def hashable(value: Any) -> Any:
+    """Return a hashable form of a JSON value. Equal values have equal forms: 1 equals 1.0, but not true."""
     tick()
     if isinstance(value, dict):
-        return ("object", frozenset((name, frozen(member)) for name, member in value.items()))
+        return ("object", frozenset((name, hashable(member)) for name, member in value.items()))
     if isinstance(value, list):
-        return ("array", tuple(map(frozen, value)))
+        return ("array", tuple(map(hashable, value)))
     return ("boolean", value) if isinstance(value, bool) else value
 
 
-class Members(Struct, frozen=True):
-    """What stands for a value where keywords are to tell which of its members they speak of, not what is wrong."""
+class EvaluationProbe(Struct, frozen=True):
+    """Wrapper of a value. For it, keywords yield the members of the value that they evaluate, instead of errors."""
 
     value: Any
 
 
-def fits(validator: Any, schema: Any, instance: Any) -> bool:
-    """Tell whether a value breaks no rule of a subschema."""
+def is_valid(validator: Any, schema: Any, instance: Any) -> bool:
+    """Return True if a value is valid against a subschema."""
     for _ in validator.descend(instance, schema):
         return False
     return True
 
 
-def judge_value(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
-    """Judge by a keyword that is about a value itself."""
+def validate_value(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
+    """Yield the errors that the keyword `pattern`, `uniqueItems`, `anyOf` or `oneOf` finds in a value."""
     match keyword:
         case "pattern":
             if isinstance(instance, str) and not matches(rule, instance):
                 yield ValidationError(f"{instance!r} does not match {rule!r}")
         case "uniqueItems":
-            if rule and isinstance(instance, list) and len(set(map(frozen, instance))) < len(instance):
+            if rule and isinstance(instance, list) and len(set(map(hashable, instance))) < len(instance):
                 yield ValidationError(f"{instance!r} has non-unique elements")
-        case "anyOf":  # of a choice between something and null, what is wrong with the something is told
+        case "anyOf":  # for a value other than null with one choice besides null, report the errors by that choice
             possible = [each for each in rule if instance is None or each != {"type": "null"}]
             if len(possible) == 1:
                 yield from validator.descend(instance, possible[0])
@@ -2330,16 +2313,16 @@ def judge_value(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) 
                     return
             yield ValidationError(f"{instance!r} is not valid under any of the given schemas")
         case "oneOf":
-            fitting = 0
+            matching = 0
             for each in rule:
-                fitting += fits(validator, each, instance)
-            if fitting != 1:
-                words = f"valid under {fitting}" if fitting else "not valid under any"
-                yield ValidationError(f"{instance!r} is {words} of the given schemas")
+                matching += is_valid(validator, each, instance)
+            if matching != 1:
+                words = f"valid under {matching}" if matching else "not valid under any"
+                yield ValidationError(f"{instance!r} is {words} of the given schemas; must be valid under exactly one")
 
 
-def judge_members(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
-    """Judge by a keyword that is about some members of an object."""
+def validate_members(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
+    """Yield the errors of an object by a keyword about members with certain names, such as `required`."""
     if not isinstance(instance, dict):
         return
     match keyword:
@@ -2355,22 +2338,22 @@ def judge_members(keyword: str, validator: Any, rule: Any, instance: Any, _: Any
             for name in rule.keys() & instance.keys():
                 needed = [rule[name]] if isinstance(rule[name], str) else rule[name]
                 if isinstance(needed, list):
-                    yield from judge_members("required", validator, needed, instance, _)
+                    yield from validate_members("required", validator, needed, instance, _)
                 else:
                     yield from validator.descend(instance, needed)
 
 
-def judge_others(keyword: str, validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """Judge `additionalProperties` and `unevaluated…`: what other keywords, near or anywhere, do not speak of."""
+def validate_other_members(keyword: str, validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """Yield the errors of `additionalProperties` or `unevaluated…` for members that no other keyword covers."""
     if not isinstance(instance, list if keyword == "unevaluatedItems" else dict):
         return
     known = {name: schema[name] for name in ("properties", "patternProperties") if name in schema}
-    speaking = known
+    evaluating = known
     if keyword != "additionalProperties":
-        speaking = {name: each for name, each in schema.items() if name[:11] not in ("$id", "unevaluated")}
-    spoken = {member for each in validator.descend(Members(instance), speaking) for member in each.path}
+        evaluating = {name: each for name, each in schema.items() if name[:11] not in ("$id", "unevaluated")}
+    evaluated = {member for each in validator.descend(EvaluationProbe(instance), evaluating) for member in each.path}
     for member, value in instance.items() if isinstance(instance, dict) else enumerate(instance):
-        if member in spoken:
+        if member in evaluated:
             continue
         if rule is False:
             kind = keyword.replace("Items", " items").replace("Prop", " prop").capitalize()
@@ -2381,17 +2364,17 @@ def judge_others(keyword: str, validator: Any, rule: Any, instance: Any, schema:
             yield from validator.descend(value, rule, path=member)
 
 
-def spoken_of(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Give the members of a value that a keyword speaks of, as the path of an error, or has other schemas speak of."""
+def evaluated_members(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Yield pseudo-errors whose paths hold the members of a value that a keyword or its subschemas evaluate."""
     names = value if isinstance(value, dict) else ()
-    places = range(len(value)) if isinstance(value, list) else ()
+    indexes = range(len(value)) if isinstance(value, list) else ()
     below: Iterable[Any] = ()
     members: Iterable[str | int] = ()
     match keyword:
         case "anyOf" | "oneOf":
-            below = [each for each in rule if fits(validator, each, value)]
+            below = [each for each in rule if is_valid(validator, each, value)]
         case "if":
-            below = [rule, schema.get("then", True)] if fits(validator, rule, value) else [schema.get("else", True)]
+            below = [rule, schema.get("then", True)] if is_valid(validator, rule, value) else [schema.get("else", True)]
         case "dependentSchemas":
             below = [rule[name] for name in rule if name in names]
         case "properties":
@@ -2403,89 +2386,89 @@ def spoken_of(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) 
         case "prefixItems" | "items" if isinstance(rule, list):
             members = range(len(rule))
         case "items" | "unevaluatedItems":
-            members = places
+            members = indexes
         case "additionalItems" if isinstance(schema.get("items"), list):
-            members = places
+            members = indexes
         case "contains" if "prefixItems" in validator.VALIDATORS:
-            members = [key for key in places if fits(validator, rule, value[key])]
+            members = [index for index in indexes if is_valid(validator, rule, value[index])]
     for each in below:
-        yield from validator.descend(Members(value), each)
+        yield from validator.descend(EvaluationProbe(value), each)
     yield ValidationError("", path=members)
 
 
 OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
-    **dict.fromkeys(("anyOf", "oneOf", "pattern", "uniqueItems"), judge_value),
-    **dict.fromkeys(("dependencies", "dependentRequired", "patternProperties", "required"), judge_members),
-    **dict.fromkeys(("additionalProperties", "unevaluatedItems", "unevaluatedProperties"), judge_others),
+    **dict.fromkeys(("anyOf", "oneOf", "pattern", "uniqueItems"), validate_value),
+    **dict.fromkeys(("dependencies", "dependentRequired", "patternProperties", "required"), validate_members),
+    **dict.fromkeys(("additionalProperties", "unevaluatedItems", "unevaluatedProperties"), validate_other_members),
 }
 
 
-def bounded(keyword: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a keyword, ours or jsonschema's, that first looks at the clock and at how deep the stack is."""
-    function = partial(OUR_KEYWORDS[keyword], keyword) if keyword in OUR_KEYWORDS else theirs
+def bounded(keyword: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a keyword's function, ours or jsonschema's, so that it first checks the deadline and the stack depth."""
+    function = partial(OUR_KEYWORDS[keyword], keyword) if keyword in OUR_KEYWORDS else original
 
-    def judge(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
+    def validate(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
         tick()
-        try:  # 300 frames are left: what C calls counts too, and near the limit of a thousand Rust panics
+        try:  # keep 300 frames free: calls from C count too, and Rust panics near the limit of a thousand
             sys._getframe(sys.getrecursionlimit() - 300)
-        except ValueError:  # it is not so deep
-            if isinstance(instance, Members) and keyword not in (*REFERENCES, "allOf"):
-                return spoken_of(keyword, validator, rule, instance.value, schema)
+        except ValueError:  # the stack is not that deep
+            if isinstance(instance, EvaluationProbe) and keyword not in (*REFERENCES, "allOf"):
+                return evaluated_members(keyword, validator, rule, instance.value, schema)
             return function(validator, rule, instance, schema)
-        raise RecursionError("too many subschemas inside each other")
+        raise RecursionError("the validation is nested too deeply")
 
-    return judge
+    return validate
 
 
 def bounded_draft(draft: Any) -> Any:
-    """Return a validator class like jsonschema's own, with bounded keywords."""
-    keywords = {keyword: bounded(keyword, theirs) for keyword, theirs in draft.VALIDATORS.items()}
-    ours: Any = jsonschema.validators.extend(draft, keywords)  # type: ignore[no-untyped-call]
-    theirs = ours.evolve
+    """Return a validator class of jsonschema (`draft`) in which all keywords are bounded."""
+    keywords = {keyword: bounded(keyword, original) for keyword, original in draft.VALIDATORS.items()}
+    extended: Any = jsonschema.validators.extend(draft, keywords)  # type: ignore[no-untyped-call]
+    original_evolve = extended.evolve
 
     def evolve(validator: Any, **changes: Any) -> Any:
-        """Go on with a subschema. Where that says `$schema`, jsonschema would go on with a class of its own."""
+        """Return a validator of a subschema, without its `$schema`: jsonschema would switch to a class of its own."""
         tick()
         if isinstance(schema := changes.get("schema"), dict) and "$schema" in schema:
             changes["schema"] = {name: value for name, value in schema.items() if name != "$schema"}
-        return theirs(validator, **changes)
+        return original_evolve(validator, **changes)
 
-    ours.evolve = evolve
-    return ours
+    extended.evolve = evolve
+    return extended
 
 
 @cache
-def drafts() -> dict[str, Any]:
-    """Return validator classes by what `$schema` names them, the newest first. `format` is an annotation to them."""
+def drafts() -> Json:
+    """Return the validator classes by their `$schema` URIs, newest first. They do not check `format`."""
     known = [getattr(jsonschema, f"Draft{draft}Validator") for draft in (202012, 201909, 7, 6, 4, 3)]
     return {draft.ID_OF(draft.META_SCHEMA).rstrip("#"): bounded_draft(draft) for draft in known}
 
 
-def draft_of(schema: Mapping[str, Any]) -> Any:
-    """Return the validator class that `$schema` names, by default the newest, or None when none is known."""
+def draft_of(schema: Json) -> Any:
+    """Return the validator class for `$schema` (default: the newest), or None if it is unknown."""
     return drafts().get(str(schema.get("$schema", next(iter(drafts())))).rstrip("#"))
 
 
-def validator_of(schema: Mapping[str, Any]) -> Any:
-    """Return what judges by a schema, to which nothing is known but itself and the schemas of drafts."""
+def validator_of(schema: Json) -> Any:
+    """Return a validator of a schema. References resolve only to that schema and the drafts' metaschemas."""
     return draft_of(schema)(schema, registry=referencing.Registry())
 
 
 def escaped(token: object) -> str:
-    """Write one step of a JSON pointer (RFC 6901, section 3), cut like all text of the caller's."""
+    """Encode a token of a JSON pointer (RFC 6901, section 3), truncated like all request text in errors."""
     return truncate(str(token)).replace("~", "~0").replace("/", "~1")
 
 
 def json_pointer(path: Iterable[object], prefix: str = "") -> str:
-    """Write a JSON pointer."""
+    """Encode a path as a JSON pointer for an error, after a prefix. Long keys are truncated."""
     return prefix + "".join(f"/{escaped(token)}" for token in path)
 
 
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
-def subschemas(schema: Mapping[str, Any], pointer: str, draft: Any) -> Iterator[tuple[Any, str]]:
-    """Give what stands directly below where a schema holds others, schemas or not, with the pointers."""
+def subschemas(schema: Json, pointer: str, draft: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the direct subschemas of a schema, valid or not, with their pointers."""
     for keyword, held in schema.items():
         inner = json_pointer([keyword], pointer)
         if keyword in MAPS_OF_SCHEMAS and isinstance(held, dict):
@@ -2496,8 +2479,8 @@ def subschemas(schema: Mapping[str, Any], pointer: str, draft: Any) -> Iterator[
                 yield from ((item, f"{inner}/{number}") for number, item in enumerate(held))
 
 
-def pattern_faults(schema: Mapping[str, Any], pointer: str) -> Iterator[Problem]:
-    """Tell what is wrong with the patterns of a schema."""
+def pattern_faults(schema: Json, pointer: str) -> Iterator[Problem]:
+    """Yield the problems of the regular expressions in a schema, but not in its subschemas."""
     named = schema.get("patternProperties")
     named = named if isinstance(named, dict) else {}
     patterns = [(name, json_pointer(["patternProperties", name], pointer)) for name in named]
@@ -2510,8 +2493,8 @@ def pattern_faults(schema: Mapping[str, Any], pointer: str) -> Iterator[Problem]
             yield Problem(truncate(str(error)), at, value=truncate(pattern))
 
 
-def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Problem]:
-    """Tell of ids, drafts, patterns and references that are wrong in any schema that a check can come to."""
+def inner_faults(root: Json, pointer: str, draft: Any) -> Iterator[Problem]:
+    """Yield the problems of ids, drafts, patterns and references in a schema and all that are reachable from it."""
     specification, seen = specification_with(draft.ID_OF(draft.META_SCHEMA)), set()
     waiting = deque(
         [(root, pointer, referencing.Registry[Any]().with_resource("", specification.create_resource(root)).resolver())]
@@ -2525,10 +2508,10 @@ def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Pro
         try:
             resolver = resolver.in_subresource(specification.create_resource(schema))
         except (AttributeError, ValueError):
-            yield Problem("has an id that is no URI reference", pointer)
+            yield Problem("has an `$id` that is not a valid URI reference", pointer)
             continue
         if draft_of(schema) is not draft and "$schema" in schema:
-            yield Problem("a schema has one draft, which its root names", f"{pointer}/$schema")
+            yield Problem("must be the same draft as at the root of the schema", f"{pointer}/$schema")
         yield from pattern_faults(schema, pointer)
         below = [(value, at, resolver) for value, at in subschemas(schema, pointer, draft)]
         waiting.extendleft(reversed(below))
@@ -2537,14 +2520,14 @@ def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Pro
                 at = f"{pointer}/{keyword}"
                 try:
                     found = resolver.lookup(target)
-                    waiting.append((found.contents, at, found.resolver))  # where nothing above has led to, too
+                    waiting.append((found.contents, at, found.resolver))  # may be reachable only by this reference
                 except (referencing.exceptions.Unresolvable, LookupError, AttributeError, TypeError, ValueError):
-                    detail = "is not found inside this schema, and nothing is fetched from elsewhere"
+                    detail = "is not found in this schema; other schemas are not fetched"
                     yield Problem(detail, at, value=truncate(target))
 
 
-def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
-    """Tell everything that is wrong with a client's schema, each with its pointer."""
+def schema_faults(schema: Json, pointer: str) -> Iterator[Problem]:
+    """Yield all problems of a client's schema, each with its pointer."""
     if draft := draft_of(schema):
         yield from (problem_of(error, pointer) for error in validator_of(draft.META_SCHEMA).iter_errors(schema))
         yield from inner_faults(schema, pointer, draft)
@@ -2554,37 +2537,37 @@ def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
         )
 
 
-def failure_in_words(error: BaseException, schema: str) -> str:
-    """Return what a caller is told of what judging by a schema has raised.
+def describe_failure(error: BaseException, schema: str) -> str:
+    """Return the error message for an exception that validation by a client's schema raised.
 
-    A schema is its client's program, and so are its bugs, those of libraries in Rust included: their panics are no
-    `Exception`.
+    A schema is its client's program, so the client gets to see its failures. They include panics of libraries in Rust,
+    which are not subclasses of `Exception`. `schema` is the phrase that names the schema in the message.
     """
     if isinstance(error, RecursionError):
-        return f"{schema} is nested too deeply, or refers to itself without an end"
-    return f"{schema} cannot be judged by: {truncate(str(error))}"
+        return f"{schema} is nested too deeply, or refers to itself endlessly"
+    return f"{schema} cannot be used for validation: {truncate(str(error))}"
 
 
-def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
-    """Check a client's schema before it is stored.
+def check_schema(schema: Json, pointer: str, seconds: float) -> None:
+    """Validate a client's schema before it is stored.
 
-    :raises ValidationFailed: with every fault. :raises ExtensionCheckTimeout: when that takes too long.
+    :raises ValidationFailed: if it has problems. :raises ExtensionCheckTimeout: if the check takes over `seconds`.
     """
     try:
         with TimeLimit(seconds):
             problems = list(itertools.islice(schema_faults(schema, pointer), 10 * LISTED_PROBLEMS))
     except OutOfTime:
         raise ExtensionCheckTimeout(f"Checking the schema took more than {seconds:g} s; make it smaller.") from None
-    except ENDS_THE_PROCESS:
+    except EXIT_EXCEPTIONS:
         raise
     except BaseException as error:
-        problems = [Problem(failure_in_words(error, "the schema"), pointer)]
+        problems = [Problem(describe_failure(error, "the schema"), pointer)]
     if problems:
         raise ValidationFailed(problems)
 
 
 def make_validators(text: str) -> tuple[Any, Callable[[Any, int], bool]]:
-    """Return what judges extensions by a stored schema, and what accepts most good ones more quickly, if it is here."""
+    """Return a schema's validator, and a fast check that accepts most valid values (none without its module)."""
     schema = from_json(text)
     return validator_of(schema), REGISTRY.fast_validator(schema, len(text))
 
@@ -2592,38 +2575,38 @@ def make_validators(text: str) -> tuple[Any, Callable[[Any, int], bool]]:
 cached_validators = lru_cache(maxsize=16)(make_validators)
 
 
-# Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
+# Messages for rules of our own models, with the member concerned. jsonschema's messages do not say what is required.
 RULE_MESSAGES: tuple[tuple[Any, str, str], ...] = (
-    (WITHOUT_CONTENT, SHOWS_NOTHING, ""),
-    (WITHOUT_UPDATE, CHANGES_NOTHING, ""),
-    (RESOLVED_UNCOMPLETED, COMPLETED_ALONE, "/resolveMissing"),
-    (JUDGED_UNCOMPLETED, COMPLETED_ALONE, "/gate"),
+    (WITHOUT_CONTENT, MISSING_EVIDENCE, ""),
+    (WITHOUT_UPDATE, MISSING_CHANGE, ""),
+    (RESOLVED_UNCOMPLETED, REQUIRES_COMPLETED, "/resolveMissing"),
+    (JUDGED_UNCOMPLETED, REQUIRES_COMPLETED, "/gate"),
     (REASON_ALONE, WITHOUT_STATUS, "/statusReason"),
-    (WITHOUT_DECISION, DECIDES_NOTHING, ""),
-    (UNFINISHED_FOR_A_REASON, FINISHED_ALONE, "/reason"),
+    (WITHOUT_DECISION, MISSING_DECISION, ""),
+    (UNFINISHED_FOR_A_REASON, REQUIRES_FINISHED, "/reason"),
 )
 
 
 def shorten(error: ValidationError) -> str:
-    """Return jsonschema's message, so that what is asked for is there, however long the value is at its beginning."""
+    """Return jsonschema's message, truncated. If it begins with a long value, that is cut, so that the rule remains."""
     message, keyword = error.message, str(error.validator)
     begins_with_value = len(message) > REPEATED_TEXT and not message[0].isalpha()
-    if begins_with_value and message.startswith(value := repr(error.instance)):  # a large one takes long to write
+    if begins_with_value and message.startswith(value := repr(error.instance)):  # repr() of a large value is slow
         message = value[: REPEATED_TEXT // 2] + "…" + message.removeprefix(value)
-    if keyword.startswith(("max", "min")) and not keyword.endswith("imum"):  # whose messages leave the number out
+    if keyword.startswith(("max", "min")) and not keyword.endswith("imum"):  # these messages leave the number out
         message += f" ({keyword} is {error.validator_value})"
     return truncate(message)
 
 
 def problem_of(error: ValidationError, pointer: str) -> Problem:
-    """Return what jsonschema found, as the service tells it."""
+    """Return an error of jsonschema as a problem, with a message of our own if there is one."""
     rule: Any = error.validator_value
     at, value = json_pointer(error.path, pointer), scalar_preview(error.instance)
-    if value == math.inf:  # which stands for it
+    if value == math.inf:  # the parser's value for such a number
         return Problem("has a number with too many digits", at)
-    for theirs, words, about in RULE_MESSAGES:
-        if rule == theirs:
-            return Problem(words, f"{at}{about}")
+    for own_rule, message, member in RULE_MESSAGES:
+        if rule == own_rule:
+            return Problem(message, f"{at}{member}")
     if error.validator in ("enum", "const"):
         allowed = rule[:REPEATED_TEXT] if error.validator == "enum" else [rule]
         named = ", ".join([each if isinstance(each, str) else json.dumps(each) for each in allowed])
@@ -2634,25 +2617,26 @@ def problem_of(error: ValidationError, pointer: str) -> Problem:
 
 
 def iter_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
-    """Tell everything that jsonschema finds wrong with a value. :raises OutOfTime: past the deadline."""
+    """Yield all problems that jsonschema finds in a value. :raises OutOfTime: if the deadline has passed."""
     last = None
     for error in validator.iter_errors(value):
         tick()
-        if error.validator == "pattern" and "\0" in error.instance:  # U+0000 is told for itself
+        if error.validator == "pattern" and "\0" in error.instance:  # U+0000 is reported separately
             continue
         problem = problem_of(error, pointer)
-        if problem != last:  # of a number that is too long, several rules say the same
+        if problem != last:  # several rules report a number that is too long
             yield problem
         last = problem
 
 
-TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
+TASK_SHARE = 1 / 8  # part of the request's time limit that the check of one task may take
 
 
 def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], seconds: float) -> list[Problem]:
-    """Return what is wrong with the extensions of several tasks, each given as text (None: {}) with its pointer.
+    """Return the problems of several tasks' extensions by a project type's schema, a JSON text.
 
-    :raises ExtensionCheckTimeout: when one task, or all together, took too long.
+    :param extensions: for each task, its extensions as a JSON text (None: {}) and the pointer to them.
+    :raises ExtensionCheckTimeout: if one task, or all together, took too long.
     """
     end = time.monotonic() + seconds
     validator, accepts = (cached_validators if len(schema) <= CACHED_SCHEMA else make_validators)(schema)
@@ -2661,32 +2645,30 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
         value = from_json(text) if text else {}
         try:
             if time.monotonic() < end and accepts(value, len(text or "")):
-                continue  # most are, in a fraction of what a time limit costs
+                continue  # most are valid; this is much cheaper than a time limit
             with TimeLimit(min(seconds * TASK_SHARE, end - time.monotonic())):
                 tick()
-                problems += itertools.islice(iter_problems(validator, value, pointer), PROBLEMS_OF_ONE)
+                problems += itertools.islice(iter_problems(validator, value, pointer), MAX_TASK_PROBLEMS)
         except OutOfTime:
             detail = "took too long to check; simplify the extensions, or the project type's schema"
             message = (
                 f"Checking extensions took over {seconds:g} s for the request or {seconds * TASK_SHARE:g} s for a task."
             )
             raise ExtensionCheckTimeout(message, [Problem(detail, pointer)]) from None
-        except ENDS_THE_PROCESS:
+        except EXIT_EXCEPTIONS:
             raise
         except BaseException as error:
-            problems.append(Problem(failure_in_words(error, "the project type's schema"), pointer))
+            problems.append(Problem(describe_failure(error, "the project type's schema"), pointer))
     return problems
 
 
-# ---------------------------------------------------------------------------
-# Store: clients, keys and counters. SQL is what SQLite and PostgreSQL share; the connection comes first
-# ---------------------------------------------------------------------------
+# --- Store: clients, keys and counters. The SQL runs on SQLite and PostgreSQL; the connection is the first argument ---
 
-MAIN_LINE = ""  # where the name of a branch would stand
-LISTED = "IN (SELECT value FROM json_each(?))"  # any number of texts, as JSON
+MAIN_LINE = ""  # the main line's name in columns for branches
+LISTED = "IN (SELECT value FROM json_each(?))"  # one parameter: any number of texts as a JSON array
 LISTED_SEQS = "IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
-# Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
-# takes half as long again, and what it gives has to be sorted.
+# Condition: any number of a client's tasks, by `seq`. `IS TRUE` keeps SQLite from using the index that begins with the
+# client: that takes half as long again, and returns rows that must be sorted.
 BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
 BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 
@@ -2695,24 +2677,24 @@ now_ns: Callable[[], int] = time.time_ns  # replaced while sample data of earlie
 
 
 def timestamp(ago: float = 0) -> str:
-    """Return the time some seconds ago, by default now, as the API writes it: 2026-11-21T02:15:30.123Z."""
+    """Return the time `ago` seconds before now, in the API's format: 2026-11-21T02:15:30.123Z."""
     at = datetime.fromtimestamp(now_ns() / 1e9 - ago, UTC)
     return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 class IdMaker:
-    """Makes UUIDv7s (RFC 9562, section 5.7) that rise, also within a millisecond and when the clock steps back."""
+    """Generator of UUIDv7s (RFC 9562, section 5.7). Each is greater than the last, even if the clock steps back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
 
-    def __call__(self, count: int = 1, behind: str | None = None) -> list[str]:
-        """Return that many new ids: 48 bits of time, 12 that count, 62 at random.
+    def __call__(self, count: int = 1, after: str | None = None) -> list[str]:
+        """Return `count` new ids: 48 bits of time, a counter of 12 bits, and 62 random bits.
 
-        :param behind: another id that these are to follow, which may be that of a server whose clock is ahead.
+        :param after: an id that the new ids must follow; it may come from a server whose clock is ahead.
         """
-        least = int(f"{behind[:8]}{behind[9:13]}{behind[15:18]}", 16) + 1 if behind else 0
+        least = int(f"{after[:8]}{after[9:13]}{after[15:18]}", 16) + 1 if after else 0
         with self._lock:
             first = max((now_ns() // 1_000_000) << 12, self._last + 1, least)
             self._last = first + count - 1
@@ -2724,19 +2706,19 @@ new_ids = IdMaker()
 
 
 def canonical(text: str | bytes) -> bytes:
-    """Return JSON without what does not count: key order and white space."""
+    """Encode a JSON text in canonical form: sorted keys, and no white space."""
     return to_json(from_json(text), order="sorted")
 
 
 def same_json(one: str | None, other: str | None) -> bool:
-    """Tell whether two JSON texts mean the same; 1 is not 1.0."""
+    """Return whether two JSON texts are equal, ignoring key order and white space. 1 differs from 1.0."""
     if one == other:
         return True
     return one is not None and other is not None and canonical(one) == canonical(other)
 
 
 class Principal(Record, frozen=True):
-    """Who makes a request: a key, its client and what it may do, and the user of a key that is for users."""
+    """Sender of a request: its key, client and level, and the user if the key is for users."""
 
     key_id: str
     client_id: str
@@ -2747,17 +2729,17 @@ class Principal(Record, frozen=True):
 
     @property
     def sender(self) -> str:
-        """Whose answers are kept: the id of the key, and behind that the user."""
+        """The owner of stored responses, as text: the id of the API key, and the user if there is one."""
         return self.key_id if self.user is None else f"{self.key_id} {self.user}"
 
 
 def hashed(key: str) -> str:
-    """Return what is stored of a key. It is random, so that a slow hash would protect nothing more."""
+    """Return the hash of an API key, as stored. Keys are random, so a slow hash would add no protection."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def insert_client(connection: Connection, client_id: str) -> bool:
-    """Make a client, unless it is there. Return whether it is new."""
+    """Insert a client unless it exists. Return True if it was inserted."""
     return bool(
         connection.execute(
             "INSERT INTO clients (id, created_at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", (client_id, timestamp())
@@ -2766,7 +2748,7 @@ def insert_client(connection: Connection, client_id: str) -> bool:
 
 
 def select_clients(connection: Connection) -> list[str]:
-    """Return the ids of all clients: where something is done for each of them, it is done for one after the other."""
+    """Return the ids of all clients, sorted, for callers that process one client after the other."""
     return [client_id for (client_id,) in connection.execute("SELECT id FROM clients ORDER BY id").fetchall()]
 
 
@@ -2779,7 +2761,7 @@ def insert_key(
     *,
     for_users: bool = False,
 ) -> str:
-    """Make a key and return it: the only time that it is seen."""
+    """Create an API key, and its client if missing. Store the key's hash and return the key, which is not stored."""
     key = f"fts_{secrets.token_urlsafe(32)}"
     insert_client(connection, client_id)
     connection.execute(
@@ -2791,7 +2773,7 @@ def insert_key(
 
 
 def select_principal(connection: Connection, key: str, now: str) -> tuple[Principal, str | None] | None:
-    """Return who a key belongs to and when it was last used: None when it is unknown, expired or revoked."""
+    """Return the principal and time of last use of an API key, or None if it is unknown, expired or revoked."""
     row = connection.execute(
         """SELECT id, client_id, name, level, for_users, last_used_at FROM api_keys
            WHERE hash = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)""",
@@ -2803,8 +2785,8 @@ def select_principal(connection: Connection, key: str, now: str) -> tuple[Princi
     return Principal(key_id, client, name, level, for_users=bool(for_users)), last_used_at
 
 
-def select_keys(connection: Connection) -> list[tuple[Any, ...]]:
-    """Return all keys, without their secrets."""
+def select_keys(connection: Connection) -> list[Row]:
+    """Return the API keys of all clients, ordered by id, without their hashes."""
     return connection.execute(
         """SELECT id, client_id, name, level, CASE for_users WHEN 1 THEN 'yes' END, created_at, expires_at,
                last_used_at, revoked_at
@@ -2813,7 +2795,7 @@ def select_keys(connection: Connection) -> list[tuple[Any, ...]]:
 
 
 def select_live_keys(connection: Connection, client_id: str, name: str) -> list[str]:
-    """Return the ids of a client's keys of that name that are good; databases of old may have several."""
+    """Return the ids of a client's keys with a name, if not revoked or expired. Older databases may have several."""
     rows = connection.execute(
         """SELECT id FROM api_keys WHERE client_id = ? AND name = ? AND revoked_at IS NULL
            AND (expires_at IS NULL OR expires_at > ?) ORDER BY id""",
@@ -2823,7 +2805,7 @@ def select_live_keys(connection: Connection, client_id: str, name: str) -> list[
 
 
 def revoke_key(connection: Connection, key_id: str, at: str | None = None) -> bool:
-    """Revoke a key at once, or as it was before. Return whether there was one to revoke."""
+    """Revoke an API key as of `at` (default: now). Return False if it does not exist or is already revoked."""
     return bool(
         connection.execute(
             "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at or timestamp(), key_id)
@@ -2832,9 +2814,9 @@ def revoke_key(connection: Connection, key_id: str, at: str | None = None) -> bo
 
 
 def counter_name(kind: str, project_type: str | None, target_url: str | None, branch: str | None) -> str:
-    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both.
+    """Return the scope of a counter: all tasks or runs (`kind`), or those of a type, a target or both.
 
-    They are of the main line, of one branch, or of all for None. A branch comes last, because its name may have spaces.
+    `branch` is MAIN_LINE, a branch, or None for all branches but the main line. It is last: it may contain spaces.
     """
     by_type = f" type:{project_type}" if project_type is not None else ""
     by_target = f" target:{target_url}" if target_url is not None else ""
@@ -2844,34 +2826,34 @@ def counter_name(kind: str, project_type: str | None, target_url: str | None, br
 
 @lru_cache(maxsize=64)
 def counter_names(kind: str, project_type: str, target_url: str, branch: str) -> tuple[str, ...]:
-    """Name the scopes that a task or run counts in by where it is. By the names of branches, only runs are counted."""
+    """Return the scopes of all counters that count a task or run. Only runs are counted by the name of the branch."""
     lines: list[str | None] = [branch] if branch == MAIN_LINE else [None, branch] if kind == "runs" else [None]
-    places = list(itertools.product((None, project_type), (None, target_url)))
-    return tuple(counter_name(kind, *place, line) for line in lines for place in places)
+    scopes = list(itertools.product((None, project_type), (None, target_url)))
+    return tuple(counter_name(kind, *scope, line) for line in lines for scope in scopes)
 
 
 TAGGED = "tasks tagged"
 
 
-def tags_in(unread: Any) -> list[str]:
-    """Return the tags of a task, which are still the text that is stored, or None."""
-    return from_json(unread) if unread else []
+def tags_in(stored: Any) -> list[str]:
+    """Parse the tags of a task from their stored JSON text; None means no tags."""
+    return from_json(stored) if stored else []
 
 
 def label_counter(column: str, value: str) -> str:
-    """Name what counts all tasks with a rule or tag; the quotes keep its spaces from meaning a branch."""
+    """Return the counter scope of tasks with a rule or tag. It is quoted, so that its end is not read as a suffix."""
     return f'tasks {column}:"{value}"'
 
 
 def label_counters(rule: str | None, tags: str | None, branch: str) -> list[str]:
-    """Name the scopes that a task counts in by its rule and tags, the latter a JSON text."""
+    """Return the scopes of the counters that count a task by its rule and its tags (a JSON text)."""
     names = [label_counter("rule", rule)] if rule else []
     names += [TAGGED, *(label_counter("tag", tag) for tag in tags_in(tags))] if tags else ()
     return [f"{name}{BRANCHES if branch else ''}" for name in names]
 
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int]]:
-    """Return the counters of some scopes: scope, status, severity, n."""
+    """Return a client's counters in some scopes as (scope, status, severity, n); buffered changes are extra rows."""
     rows = connection.execute(
         f"SELECT scope, status, severity, n FROM counters WHERE client_id = ? AND scope {LISTED}",
         (client_id, to_json_text(names)),
@@ -2883,7 +2865,7 @@ CHANGES = "changes"
 
 
 def raise_revision(connection: Connection, client_id: str) -> None:
-    """Increase the client's revision, in every transaction that changes rows of the client.
+    """Increase a client's revision. Every transaction that changes rows of the client calls this.
 
     The increment is random, so that a restored backup never reuses an earlier ETag.
     """
@@ -2891,29 +2873,27 @@ def raise_revision(connection: Connection, client_id: str) -> None:
 
 
 def select_revision(connection: Connection, client_id: str) -> int:
-    """Return a number that is another one as soon as anything of the client has changed."""
+    """Return a client's revision, a number that changes with every change of the client's data."""
     return sum(n for *_, n in select_counts(connection, client_id, [CHANGES]))
 
 
-# ---------------------------------------------------------------------------
-# Store: lists, one page of a merge of index ranges
-# ---------------------------------------------------------------------------
+# --- Store: lists. A page is read from a merge of index ranges -------------
 
 
-Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
+Condition = tuple[str, Row]  # SQL expression, and the values of its parameters
 
 
 def among(column: str, values: Iterable[str] | Iterable[int]) -> Condition:
-    """Return the condition that a column has one of some values: one mark, however many they are."""
+    """Return the condition that a column has one of some values, with a single parameter."""
     listed: list[Any] = sorted(values)
     return f"{column} {LISTED_SEQS if listed and isinstance(listed[0], int) else LISTED}", (to_json_text(listed),)
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """What both runs and tasks are filtered by, and counted by. `None` filters nothing.
+    """Filter of runs or tasks, and of their counters. A field that is None matches everything.
 
-    `names` are those of the branches that runs are of; what branches reported, `TaskFilter` has. `columns` are those
-    of fields that have the value of a row, or a set with it.
+    `names` are branch names, for runs only; `TaskFilter.branches` selects tasks by the branches that reported them.
+    `columns` maps fields to the columns with which they are compared. A frozenset matches any of its values.
     """
 
     types: frozenset[str] | None = None
@@ -2931,83 +2911,83 @@ class Filter(Struct, frozen=True, kw_only=True):
         "target_url": "target_url",
     }
 
-    def is_about(self, project_type: str, target_url: str) -> bool:
-        """Tell whether the filter lets a project type and target through."""
+    def covers(self, project_type: str, target_url: str) -> bool:
+        """Return True if the filter accepts a project type and target."""
         return (self.types is None or project_type in self.types) and self.target_url in (None, target_url)
 
     def conditions(self, table: str) -> dict[str, Condition]:
-        """Return what a row must be, by the fields that ask for it."""
-        asked: dict[str, Condition] = {}
+        """Return the SQL conditions for a row of the table, keyed by the fields of the filter that are set."""
+        conditions: dict[str, Condition] = {}
         for field, column in self.columns.items():
-            value, place = getattr(self, field), f"{table}.{column}"
+            value, name = getattr(self, field), f"{table}.{column}"
             if value is not None:
-                asked[field] = among(place, value) if isinstance(value, frozenset) else (f"{place} = ?", (value,))
+                conditions[field] = among(name, value) if isinstance(value, frozenset) else (f"{name} = ?", (value,))
         if self.main_line is not None:
-            asked["main_line"] = (f"{table}.branch {'=' if self.main_line else '<>'} ''", ())
-        return asked
+            conditions["main_line"] = (f"{table}.branch {'=' if self.main_line else '<>'} ''", ())
+        return conditions
 
 
 def frozenset_or_none(values: Iterable[Value] | None) -> frozenset[Value] | None:
-    """Return the values of a filter, None where it filters nothing."""
+    """Return the values of a filter's field as a frozenset, or None for None, which matches everything."""
     return None if values is None else frozenset(values)
 
 
 class IndexRange(Record, frozen=True):
-    """Rows that stand together in an index, in the order of creation: conditions that fix everything in it but that.
+    """Range of index rows in order of creation: its conditions fix all other index columns.
 
-    It is an index of the rows' own `table`, or of one that says which tasks were reported, or which words they have.
-    `severity` is the rank that all of them have, 0 where they differ.
+    `table` has the index: runs, tasks, or a table of sightings, tags or words, which refer to tasks. `severity` is the
+    severity rank of all rows in the range, or 0 if they may differ.
     """
 
     conditions: tuple[str, ...]
-    values: tuple[Any, ...]
+    values: Row
     table: str
     severity: int = 0
 
     @property
     def seq(self) -> str:
-        """The column that holds the order."""
+        """The column that gives the order of creation: `seq` or `task_seq`, with its table."""
         return f"{self.table}.{'seq' if self.table in ('runs', 'tasks') else 'task_seq'}"
 
     @property
     def rank(self) -> str:
-        """The column that holds the severity; where that is fixed, the one that the index has."""
+        """The column with the severity rank: of the index's table if all rows have the same rank, else of `tasks`."""
         return f"{self.table if self.severity else 'tasks'}.severity"
 
     def where(self, condition: str, *values: Any) -> IndexRange:
-        """Return the range with one more condition."""
+        """Return the range with one more condition, and the values of its parameters."""
         return replace(self, conditions=(*self.conditions, condition), values=(*self.values, *values))
 
     def select(self, columns: str) -> str:
-        """Return the statement that reads columns.
+        """Return the statement that selects columns.
 
-        The tasks are there if they, or a condition, need them. CROSS JOIN makes SQLite look each of them up: otherwise
-        it might go through all that a client has.
+        It joins `tasks` if the columns or a condition need it. CROSS JOIN makes SQLite look up the tasks one by one;
+        otherwise it might scan all tasks of the client.
         """
         tables, conditions = self.table, self.conditions
         if self.seq.endswith("task_seq") and any("tasks." in each for each in (columns, *conditions)):
-            same = f"tasks.client_id = {tables}.client_id"  # last, because it lets every row through
+            same = f"tasks.client_id = {tables}.client_id"  # last, because it is true for every row
             conditions = (f"tasks.seq = {self.seq}", *conditions, same)
             tables = f"{tables} CROSS JOIN tasks"
         return f"SELECT {columns} FROM {tables} WHERE {' AND '.join(conditions)}"
 
 
 class ListCursor(Record, frozen=True):
-    """A place in a list: behind the row `seq`, in a list by severity also behind its rank."""
+    """Cursor of a list: the `seq` of the last row sent and, in a list by severity, that row's severity rank."""
 
     seq: int
     severity: int = 0
 
 
-MOST_RANGES = 40  # of one statement: each status and severity, of the main line and of branches
+MAX_RANGES = 40  # in one statement: one for each status and severity, of the main line and of branches
 
 
 class ListPlan(Struct, frozen=True, kw_only=True):
-    """How a list is read: as the merge of some index ranges, in an order.
+    """Plan of a list: the index ranges that are merged, and the order.
 
-    `settled` are the fields of its filter that all rows of the ranges go by, and `size` is how many rows those are, if
-    that is known. `total` is how many are listed, where counters tell. What several runs reported they may share: then
-    `tally` is all of their ranges as one.
+    All rows of the ranges match the filter's fields in `settled`. `size` estimates the number of rows in the ranges; a
+    smaller plan is preferred. `total` is the length of the list, if counters give it. Ranges of several runs,
+    branches or tags may share rows; `tally` is then a single range of all these rows, for counting.
     """
 
     ranges: tuple[IndexRange, ...]
@@ -3018,74 +2998,72 @@ class ListPlan(Struct, frozen=True, kw_only=True):
     order: str = "-createdAt"
 
     def narrowed(self, narrow: Callable[[IndexRange], IndexRange]) -> ListPlan:
-        """Return fewer rows, of which no counter tells."""
+        """Return the plan with `narrow` applied to all ranges. Its total is then unknown (None)."""
         ranges, tally = tuple(map(narrow, self.ranges)), self.tally and narrow(self.tally)
         return replace(self, ranges=ranges, tally=tally, total=None)
 
-    def behind(self, position: ListCursor | None) -> ListPlan:
-        """Return the rows that come behind a position, all without one."""
-        if position is None:
+    def after(self, cursor: ListCursor | None) -> ListPlan:
+        """Return the plan of the rows that follow a cursor in the list; None means all rows."""
+        if cursor is None:
             return self
         ranges = list[IndexRange]()
         for each in self.ranges:
-            if self.order != "severity" or each.severity == position.severity:
-                ranges.append(each.where(f"{each.seq} {'>' if self.order == 'createdAt' else '<'} ?", position.seq))
+            if self.order != "severity" or each.severity == cursor.severity:
+                ranges.append(each.where(f"{each.seq} {'>' if self.order == 'createdAt' else '<'} ?", cursor.seq))
             elif not each.severity:
                 condition = f"(tasks.severity < ? OR tasks.severity = ? AND {each.seq} < ?)"
-                ranges.append(each.where(condition, position.severity, position.severity, position.seq))
-            elif each.severity < position.severity:
+                ranges.append(each.where(condition, cursor.severity, cursor.severity, cursor.seq))
+            elif each.severity < cursor.severity:
                 ranges.append(each)
         return replace(self, ranges=tuple(ranges))
 
     def page(
         self, connection: Connection, client_id: str, table: str, columns: str, joined: str, query: RunQuery | TaskQuery
-    ) -> Iterator[tuple[Any, ...]]:
-        """Return the rows of one page, and one more row if there is a further page, each read when it is asked for.
+    ) -> Iterator[Row]:
+        """Yield the rows of a page, plus one if there is a next page; read them lazily.
 
-        :param table: the table that the ranges select from: "runs" or "tasks".
+        :param table: the table of the rows: "runs" or "tasks". :param joined: SQL that joins further tables, or "".
         """
         limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
         found: Iterable[Condition]
-        if self.order != "severity" and 0 < len(self.ranges) <= MOST_RANGES:
+        if self.order != "severity" and 0 < len(self.ranges) <= MAX_RANGES:
             merged, values = self._merged(connection, self.ranges, limit, offset)
             found = [(connection.one_of(merged), values)]
         else:
-            lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
-            found = ((LISTED_SEQS, (to_json_text([seq for *_, seq in lot]),)) for _, lot in lots)
+            groups = itertools.groupby(self.select_sort_keys(connection, limit, offset), lambda key: key[:-1])
+            found = ((LISTED_SEQS, (to_json_text([seq for *_, seq in keys]),)) for _, keys in groups)
         seq, direction = f"{table}.seq", "ASC" if self.order == "createdAt" else "DESC"
         statement = f"SELECT {columns} FROM {table} {joined} WHERE ({table}.client_id = ?) IS TRUE AND {seq}"
-        execute = connection.stream if joined else connection.execute  # what is joined is bulky
+        execute = connection.stream if joined else connection.execute  # joined columns are large
         return itertools.chain.from_iterable(
             execute(f"{statement} {seqs} ORDER BY {seq} {direction}", (client_id, *values)) for seqs, values in found
         )
 
-    def places(self, connection: Connection, limit: int, offset: int) -> list[tuple[int, ...]]:
-        """Return the seqs of some rows, in a list by severity with their ranks before them."""
+    def select_sort_keys(self, connection: Connection, limit: int, offset: int) -> list[tuple[int, ...]]:
+        """Return the sort keys of `limit` rows after `offset` rows: (seq,), or (severity rank, seq) if by severity."""
         found = set[tuple[int, ...]]()
-        for start in range(0, len(self.ranges), MOST_RANGES):
-            if connection.is_late():  # none of many short statements runs for long enough to be interrupted
+        for start in range(0, len(self.ranges), MAX_RANGES):
+            if connection.is_late():  # each short statement ends before it can be interrupted
                 raise TimeoutError
-            lot = self.ranges[start : start + MOST_RANGES]
-            found.update(connection.execute(*self._merged(connection, lot, limit + offset, 0)))
+            group = self.ranges[start : start + MAX_RANGES]
+            found.update(connection.execute(*self._merged(connection, group, limit + offset, 0)))
         return sorted(found, reverse=self.order != "createdAt")[offset : offset + limit]
 
-    def _merged(
-        self, connection: Connection, ranges: Sequence[IndexRange], limit: int, offset: int
-    ) -> tuple[str, tuple[Any, ...]]:
-        """Return what selects the places of some rows.
+    def _merged(self, connection: Connection, ranges: Sequence[IndexRange], limit: int, offset: int) -> tuple[str, Row]:
+        """Return the statement that selects the sort keys of `limit` rows after `offset` rows, and its parameters.
 
-        The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
-        costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
+        The database merges the ranges, so that nothing is sorted, and a page after a cursor costs as much as the first.
+        Duplicate ranges, and tasks that are in several ranges, do not change the result.
         """
         ranked = self.order == "severity"
         order = f"{'severity DESC, ' if ranked else ''}seq {'ASC' if self.order == 'createdAt' else 'DESC'}"
-        places = [each.select(f"{f'{each.rank} AS severity, ' if ranked else ''}{each.seq} AS seq") for each in ranges]
-        merged = connection.merged(places, order, limit + offset)
+        selects = [each.select(f"{f'{each.rank} AS severity, ' if ranked else ''}{each.seq} AS seq") for each in ranges]
+        merged = connection.merged(selects, order, limit + offset)
         values = (value for each in ranges for value in each.values)
         return f"{merged} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
 
     def count(self, connection: Connection) -> int:
-        """Return how many rows there are, counted one by one where no counter tells."""
+        """Return the number of rows, from counters if possible; otherwise, count the rows."""
         if self.total is not None:
             return self.total
         counted, ranges = "COUNT(*)", self.ranges
@@ -3099,19 +3077,19 @@ def plan_rows(
     client_id: str,
     table: str,
     wanted: Filter,
-    asked: Mapping[str, Condition],
+    conditions: Mapping[str, Condition],
     order: str = "-createdAt",
 ) -> ListPlan:
-    """Plan the list of a client's rows that are as a filter asks: of all of them, or of the fewest that a module finds.
+    """Return the plan of a list: the smallest that modules offer or, if there is none, one of all rows.
 
-    :param asked: what a row must be, by the fields that ask for it.
+    :param conditions: the filter's conditions by field. Those that the plan does not settle are added to its ranges.
     """
     whole = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
     everything = ListPlan(ranges=(whole,))
     plans = REGISTRY.plans(connection, client_id, table, wanted, order)
     best = min(plans, key=attrgetter("size"), default=everything)
-    if unsettled := [condition for field, condition in asked.items() if field not in best.settled]:
-        # It is one condition that must be TRUE: for parts of it, the database would take another index.
+    if unsettled := [condition for field, condition in conditions.items() if field not in best.settled]:
+        # One condition with `IS TRUE`, because the database might choose another index for separate conditions.
         text = f"({' AND '.join(condition for condition, _ in unsettled)}) IS TRUE"
         values = [value for _, values in unsettled for value in values]
         best = best.narrowed(lambda each: each.where(text, *values))
@@ -3119,7 +3097,7 @@ def plan_rows(
 
 
 def select_cursor_seq(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
-    """Return the seq behind which a walk goes on. What it stood at may have been pruned: then its neighbour serves."""
+    """Return the seq of the row with a cursor's id. If it was deleted, return a seq after which the list continues."""
     row = connection.execute(
         f"SELECT seq, id FROM {table} WHERE client_id = ? AND id <= ? ORDER BY id DESC LIMIT 1", (client_id, id)
     ).fetchone()
@@ -3128,16 +3106,14 @@ def select_cursor_seq(connection: Connection, table: str, client_id: str, id: st
     return int(row[0]) + (newest_first and row[1] != id)
 
 
-# ---------------------------------------------------------------------------
-# Store: project types
-# ---------------------------------------------------------------------------
+# --- Store: project types --------------------------------------------------
 
-MOST_PROJECT_TYPES = 10_000  # of a client, because they are listed all at once
-PROJECT_TYPES_TEXT = 16 * 1024 * KIB  # bytes of their labels and descriptions
+MAX_PROJECT_TYPES = 10_000  # per client, because one response lists them all
+PROJECT_TYPES_TEXT = 16 * 1024 * KIB  # bytes of their labels and descriptions in total
 
 
 def select_project_type(connection: Connection, client_id: str, name: str) -> ProjectTypeWithSchema:
-    """Return a project type. :raises Missing: when the client has none of the name."""
+    """Return a project type. :raises Missing: if the client has none with this name."""
     row = connection.execute(
         """SELECT id, name, label, description, created_at, extension_schema FROM project_types
            WHERE client_id = ? AND name = ?""",
@@ -3150,7 +3126,7 @@ def select_project_type(connection: Connection, client_id: str, name: str) -> Pr
 
 
 def select_project_types(connection: Connection, client_id: str) -> list[ProjectType]:
-    """Return all project types of a client, by name."""
+    """Return all project types of a client, ordered by name."""
     rows = connection.execute(
         "SELECT id, name, label, description, created_at FROM project_types WHERE client_id = ? ORDER BY name",
         (client_id,),
@@ -3158,22 +3134,22 @@ def select_project_types(connection: Connection, client_id: str) -> list[Project
     return [ProjectType(*row) for row in rows]
 
 
-def require_place(connection: Connection, client_id: str, name: str, label: str, description: str) -> None:
-    """Check that a client's project types, with this one, fit into one answer. :raises ValidationFailed: if not."""
+def require_capacity(connection: Connection, client_id: str, name: str, label: str, description: str) -> None:
+    """Check that this project type and a client's others fit into one response. :raises ValidationFailed: if not."""
     others = connection.execute(
         "SELECT label || description FROM project_types WHERE client_id = ? AND name <> ?", (client_id, name)
     ).fetchall()
-    if len(others) >= MOST_PROJECT_TYPES:
-        detail = f"is one project type too many: a client may have {MOST_PROJECT_TYPES:,}"
+    if len(others) >= MAX_PROJECT_TYPES:
+        detail = f"exceeds the limit of {MAX_PROJECT_TYPES:,} project types for a client"
         raise ValidationFailed([Problem(detail, "/name", value=name)])
     texts = [label + description, *(text for (text,) in others)]
     if len(to_json("".join(texts))) - 2 > PROJECT_TYPES_TEXT:
-        detail = "is too long: the labels and descriptions of all project types may have 16 MiB together"
+        detail = "is too long; the labels and descriptions of all project types must not exceed 16 MiB in total"
         raise ValidationFailed([Problem(detail, "/description")])
 
 
 def select_definition(connection: Connection, client_id: str, name: str) -> Any:
-    """Return the label, description and schema of a project type, None when there is none of the name."""
+    """Return the label, description and schema of a project type, or None if it does not exist."""
     return connection.execute(
         "SELECT label, description, extension_schema FROM project_types WHERE client_id = ? AND name = ?",
         (client_id, name),
@@ -3183,13 +3159,13 @@ def select_definition(connection: Connection, client_id: str, name: str) -> Any:
 def insert_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> bool:
-    """Register a project type. Return False when the same definition is there already.
+    """Insert a project type. Return False if it already exists with the same definition.
 
-    :raises ProjectTypeExists: when another definition has the name. :raises ValidationFailed: when there is no room.
+    :raises ProjectTypeExists: if its definition differs. :raises ValidationFailed: if a limit is exceeded.
     """
     before = select_definition(connection, client_id, name)
     if before is None:
-        require_place(connection, client_id, name, label, description)
+        require_capacity(connection, client_id, name, label, description)
         connection.execute(
             """INSERT INTO project_types (client_id, name, id, label, description, extension_schema, created_at)
                VALUES (?, ?, ?, ?, ?, ?, ?)""",
@@ -3198,8 +3174,8 @@ def insert_project_type(
         return True
     if before[:2] != (label, description) or not same_json(before[2], schema):
         raise ProjectTypeExists(
-            f"Project type {name!r} is registered with another definition;"
-            f" PUT /api/v1/project-types/{name} replaces it."
+            f"Project type {name!r} already exists with another definition;"
+            f" PUT /api/v1/project-types/{name} can replace it."
         )
     return False
 
@@ -3207,13 +3183,13 @@ def insert_project_type(
 def replace_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> None:
-    """Replace a project type's definition, and have the one before it erased. Stored tasks are not judged again.
+    """Replace a project type's definition, erase the old one, and drop stored responses that name the type.
 
-    :raises ValidationFailed: when there is no room for the new one.
+    Stored tasks are not validated again. :raises ValidationFailed: if a limit is exceeded.
     """
     if select_definition(connection, client_id, name) == (label, description, schema):
         return
-    require_place(connection, client_id, name, label, description)
+    require_capacity(connection, client_id, name, label, description)
     connection.execute(
         """UPDATE project_types SET label = ?, description = ?, extension_schema = ?
            WHERE client_id = ? AND name = ?""",
@@ -3223,9 +3199,7 @@ def replace_project_type(
     connection.transaction.erases = True
 
 
-# ---------------------------------------------------------------------------
-# Store: runs
-# ---------------------------------------------------------------------------
+# --- Store: runs -----------------------------------------------------------
 
 RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF(runs.branch, ''), runs.metadata,
     runs.status, runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
@@ -3233,9 +3207,10 @@ RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF
 
 
 class Source(Record, frozen=True):
-    """What the lists need to know of who reported tasks: a run, or a branch with all of its runs.
+    """Base class of runs and branches: their columns that list plans need to find the tasks that they reported.
 
-    Its fields are columns of `table`. `sightings` is the table of what it reported, where `column` has its seq.
+    `table` has a row for each run or branch, with the fields as columns. `reported` is the number of its tasks.
+    `sightings` is the table of these tasks; its `column` is the seq of the run or branch.
     """
 
     seq: int
@@ -3249,23 +3224,23 @@ class Source(Record, frozen=True):
 
     @property
     def type_and_target(self) -> tuple[str, str]:
-        """The project type and target of everything that it reported."""
+        """The project type and target of the run or branch, and so of all tasks that it reported."""
         return self.project_type, self.target_url
 
     @classmethod
     def find(cls, connection: Connection, client_id: str, condition: str, *values: Any) -> list[Self]:
-        """Return those of a client that are as a condition says; it ends the statement."""
+        """Select the client's runs or branches that match an SQL condition, which may end with a LIMIT."""
         statement = f"SELECT {', '.join(cls.__struct_fields__)} FROM {cls.table} WHERE client_id = ? AND {condition}"
         return [cls(*row) for row in connection.execute(statement, (client_id, *values))]
 
 
 class RunKey(Source, frozen=True):
-    """What the store needs to know of a run."""
+    """A run with only the fields that the store uses; `Run` is the model that the API shows."""
 
     id: str
     status: str
     branch: str
-    is_partial: int = 0  # 1 where it reported something that was not checked
+    is_partial: int = 0  # 1 if it reported that it did not check something
 
     table = "runs"
     sightings = "sightings"
@@ -3273,7 +3248,7 @@ class RunKey(Source, frozen=True):
 
 
 class BranchKey(Source, frozen=True):
-    """What the store needs to know of a branch."""
+    """A branch of one project type and target, with only the fields that the store uses."""
 
     name: str
 
@@ -3283,7 +3258,7 @@ class BranchKey(Source, frozen=True):
 
 
 def run_model(row: Sequence[Any]) -> Run:
-    """Return a run from a row of RUN_COLUMNS."""
+    """Return a Run from a row of RUN_COLUMNS."""
     *fields, created, updated, reopened, unchanged, resolved, verdict = row
     submitted = Submitted(created, updated, reopened, unchanged, resolved)
     run: Any = Run(*(*fields, submitted, Raw(verdict or "null")))
@@ -3292,20 +3267,20 @@ def run_model(row: Sequence[Any]) -> Run:
 
 
 def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
-    """Return the branch that a run is of, None where it is of the main line."""
+    """Return the branch of a run, or None if the run is of the main line."""
     same = "name = ? AND project_type = ? AND target_url = ?"
     return next(iter(BranchKey.find(connection, client_id, same, run.branch, *run.type_and_target)), None)
 
 
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
-    """Return a run's key. :raises Missing: when the client has no such run."""
+    """Return the RunKey of a run. :raises Missing: if the client has no such run."""
     for run in RunKey.find(connection, client_id, "id = ?", run_id):
         return run
     raise Missing(f"There is no run {truncate(run_id)!r}.")
 
 
 def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
-    """Return a run's key, and the schema of its tasks' extensions. :raises Missing: when there is no such run."""
+    """Return a run's RunKey, and the extension schema of its type or None. :raises Missing: if there is no such run."""
     row = connection.execute(
         f"""SELECT {", ".join(RunKey.__struct_fields__)}, (
                 SELECT extension_schema FROM project_types
@@ -3320,7 +3295,7 @@ def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -
 
 
 def select_run(connection: Connection, client_id: str, run: RunKey) -> Run:
-    """Return a run."""
+    """Return the API's model of a run, which must exist."""
     row = connection.execute(
         f"SELECT {RUN_COLUMNS} FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq)
     ).fetchone()
@@ -3332,7 +3307,7 @@ REPORTED_TASKS = """sightings
 
 
 def select_run_with_summary(connection: Connection, client_id: str, run: RunKey) -> RunWithSummary:
-    """Return a run with the state of the tasks that it reported."""
+    """Return a run with the numbers of tasks that it reported, by their current status and severity."""
     counted = connection.execute(
         f"""SELECT tasks.status, tasks.severity, COUNT(*) FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2""",
@@ -3343,7 +3318,7 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
 
 
 def summary_of(counted: Iterable[tuple[str, int, int]]) -> Summary:
-    """Add up tasks, counted by their status and the rank of their severity."""
+    """Return the summary of tasks that are given as tuples (status, severity rank, number of tasks)."""
     severities, statuses = Counter[str](), Counter[str]()
     for status, rank, n in counted:
         severities[SEVERITIES[-rank]] += n
@@ -3352,9 +3327,9 @@ def summary_of(counted: Iterable[tuple[str, int, int]]) -> Summary:
 
 
 def require_registered(connection: Connection, client_id: str, project_type: str, **named: str) -> None:
-    """Check that a project type is there. :raises UnknownProjectType: if not, with the names that are.
+    """Check that a project type exists. :raises UnknownProjectType: if not; the error lists existing names.
 
-    :param named: the pointer or the parameter that names it.
+    :param named: `pointer` or `parameter` of the error: the part of the request that names the type.
     """
     statement = "SELECT name FROM project_types WHERE client_id = ?"
     if connection.execute(f"{statement} AND name = ?", (client_id, project_type)).fetchone():
@@ -3370,11 +3345,11 @@ def require_registered(connection: Connection, client_id: str, project_type: str
 def insert_run(
     connection: Connection, who: Principal, project_type: str, target_url: str, metadata: str, branch: str = MAIN_LINE
 ) -> RunKey:
-    """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
+    """Insert a running run, and its branch if not yet stored. :raises UnknownProjectType: if the type is unknown."""
     client_id = who.client_id
     require_registered(connection, client_id, project_type, pointer="/projectType")
     (newest_id,) = connection.execute("SELECT MAX(id) FROM runs WHERE client_id = ?", (client_id,)).fetchone()
-    now, run_id = timestamp(), new_ids(behind=newest_id)[0]
+    now, run_id = timestamp(), new_ids(after=newest_id)[0]
     (seq,) = connection.execute(
         """INSERT INTO runs (client_id, id, project_type, target_url, branch, metadata, status,
                created_at, updated_at, last_used_at)
@@ -3396,7 +3371,7 @@ def insert_run(
 
 
 def insert_run_entry(connection: Connection, who: Principal, run: RunKey, event: str, now: str) -> None:
-    """Store in the history that a run started or finished."""
+    """Insert the history entry for the event of a run: "started" or "finished"."""
     connection.execute(
         """INSERT INTO history (client_id, run_seq, at, event, key_name, user_name, branch)
            VALUES (?, ?, ?, ?, ?, ?, ?)""",
@@ -3407,7 +3382,7 @@ def insert_run_entry(connection: Connection, who: Principal, run: RunKey, event:
 def close_run(
     connection: Connection, who: Principal, run: RunKey, status: str, reason: str | None, verdict: str | None = None
 ) -> None:
-    """Set the final status of a running run, and its verdict as JSON."""
+    """Store the final status and the verdict (a JSON text) of a running run; update counters and history."""
     now, client_id = timestamp(), who.client_id
     connection.execute(
         """UPDATE runs SET status = ?, status_reason = ?, verdict = ?, updated_at = ?, finished_at = ?
@@ -3420,34 +3395,34 @@ def close_run(
     insert_run_entry(connection, who, run, "finished", now)
 
 
-RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
-CLOCKS_DIFFER = 60.0  # seconds at most, of those of two servers; what is later was stored while a clock was ahead
+RUNS_AT_ONCE = 100  # maximum number of idle runs that one query returns
+CLOCKS_DIFFER = 60.0  # seconds that clocks may differ; a stored time further ahead was stored while a clock was ahead
 
 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
-    """Return some of a client's runs that have been idle for so long, first those with a last use in the future."""
+    """Return up to `RUNS_AT_ONCE` running runs last used in the future or, if there are none, idle runs."""
     used = "status = 'running' AND last_used_at {} ? LIMIT ?"
     future = RunKey.find(connection, client_id, used.format(">"), timestamp(ago=-CLOCKS_DIFFER), RUNS_AT_ONCE)
     return future or RunKey.find(connection, client_id, used.format("<"), timestamp(ago=idle_seconds), RUNS_AT_ONCE)
 
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
-    """Fail runs of a client that have been idle for so long. A last use in the future becomes now."""
+    """Fail up to `RUNS_AT_ONCE` idle runs of a client. First change each last use in the future to now."""
     raise_revision(connection, client_id)
     connection.execute(
         "UPDATE runs SET last_used_at = ? WHERE client_id = ? AND status = 'running' AND last_used_at > ?",
         (timestamp(), client_id, timestamp(ago=-CLOCKS_DIFFER)),
     )
-    clock = Principal("", client_id, "", "")
+    service = Principal("", client_id, "", "")
     for run in select_idle_runs(connection, client_id, idle_seconds):
-        close_run(connection, clock, run, "failed", "timeout")
+        close_run(connection, service, run, "failed", "timeout")
 
 
 def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
-    """Fail idle runs, some of one client in each step, which is a transaction, so that other writes come between.
+    """Fail the idle runs of all clients, and yield after each transaction, so that other threads can write.
 
-    :param idle_seconds: 0 for never.
-    :param patience: seconds to wait for another process's lock; None for the settings'.
+    :param idle_seconds: seconds after which an unused run is idle; 0 disables the timeout.
+    :param patience: seconds that a transaction waits for a lock; None for the configured timeout.
     """
     if not (idle_seconds and database.trusts_clock()):
         return
@@ -3464,10 +3439,10 @@ def idle_slices(database: Database, idle_seconds: float, patience: float | None 
 
 
 def finish_run(connection: Connection, who: Principal, run: RunKey, update: RunUpdate) -> None:
-    """Complete or fail a run, judge a completed one, and store more metadata; the same status again changes nothing.
+    """Apply an update to a run: set its final status, resolve missing findings, judge it, merge metadata.
 
-    :raises RunFinished: when it ended the other way. :raises ValidationFailed: for a baseline that it cannot have, or
-        when the metadata get too large.
+    Only metadata are merged if the run has the status already. :raises RunFinished: if it has the other final status.
+    :raises ValidationFailed: if the gate's baseline is not suitable, or the metadata become too large.
     """
     if update.status and run.status == "running":
         if update.resolve_missing:
@@ -3477,23 +3452,23 @@ def finish_run(connection: Connection, who: Principal, run: RunKey, update: RunU
             verdict = to_json_text(REGISTRY.judge(connection, who.client_id, run, update.gate))
         close_run(connection, who, run, update.status, update.status_reason, verdict)
     elif update.status not in (None, run.status):
-        raise RunFinished(f"The run is {run.status} already, and a finished run stays finished.")
-    if members := given_members(update.metadata):
+        raise RunFinished(f"The run is already {run.status}; the status of a finished run cannot change.")
+    if members := raw_members(update.metadata):
         merge_metadata(connection, who.client_id, run, members)
 
 
-def given_members(raw: Raw | bytes) -> dict[str, Raw]:
-    """Return the members of an object as they were sent, or an empty dict."""
+def raw_members(raw: Raw | bytes) -> dict[str, Raw]:
+    """Return the members of a JSON object, each as raw JSON; {} if it is null or was not sent."""
     return decoder(dict[str, Raw] | None).decode(raw or b"null") or {}
 
 
 def merge_metadata(connection: Connection, client_id: str, run: RunKey, members: Mapping[str, Raw]) -> None:
-    """Put members into a run's metadata; null removes one. The others stay as they were sent.
+    """Merge members into a run's metadata. A null removes the member; other values stay exactly as they were sent.
 
-    :raises ValidationFailed: when it gets too large.
+    :raises ValidationFailed: if the metadata become too large.
     """
     removed = {name for name, value in members.items() if bytes(value) == b"null"}
-    merged = {**given_members(select_run(connection, client_id, run).metadata), **members}
+    merged = {**raw_members(select_run(connection, client_id, run).metadata), **members}
     text = to_json_text({name: value for name, value in merged.items() if name not in removed})
     now = timestamp()
     connection.execute(
@@ -3503,14 +3478,14 @@ def merge_metadata(connection: Connection, client_id: str, run: RunKey, members:
 
 
 def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None:
-    """Resolve the unfinished findings of the run's type, target and line that it did not report any more.
+    """Resolve the unfinished findings of the run's type and target that are missing from it (see `missing_from`).
 
-    A branch leaves alone what another branch reported first. Findings in files that the run did not check stay.
+    A branch resolves only findings that it was the first to report. Findings in unchecked files stay unfinished.
     """
     branch = find_branch_of_run(connection, who.client_id, run)
     wanted = TaskFilter(main_line=branch is None, missing_from=run, branches=[branch] if branch else None)
-    places = plan_tasks(connection, who.client_id, wanted, "createdAt").places(connection, sys.maxsize, 0)
-    states = select_task_rows(connection, who.client_id, BY_SEQ, to_json_text([seq for (seq,) in places]))
+    keys = plan_tasks(connection, who.client_id, wanted, "createdAt").select_sort_keys(connection, sys.maxsize, 0)
+    states = select_task_rows(connection, who.client_id, BY_SEQ, to_json_text([seq for (seq,) in keys]))
     tasks = [state for state in states if state.branch == run.branch]
     if run.is_partial:
         tasks = checked_tasks(connection, who.client_id, run, tasks)
@@ -3521,7 +3496,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
 
 
 def checked_tasks(connection: Connection, client_id: str, run: RunKey, tasks: Iterable[TaskRow]) -> list[TaskRow]:
-    """Return those of some tasks that do not lie where a run reported that it did not check."""
+    """Return the tasks outside the files that the run reported as unchecked; none if such a report names no file."""
     unchecked = connection.execute(
         f"""SELECT tasks.location FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? AND tasks.rule = ?""",
@@ -3534,15 +3509,15 @@ def checked_tasks(connection: Connection, client_id: str, run: RunKey, tasks: It
     rows = connection.execute(
         f"SELECT seq, COALESCE(location, '') FROM tasks WHERE {BY_SEQ}", (client_id, to_json_text([*by_seq]))
     )
-    # A location also lies within each of its beginnings that end before a `/` or `:`.
+    # A location is also within each of its prefixes that end before a `/` or `:`.
     at = {seq: [text, *(text[: sign.start()] for sign in regex.finditer("[/:]", text))] for seq, text in rows}
     return [by_seq[seq] for seq, locations in at.items() if files.isdisjoint(locations)]
 
 
 def select_runs(
-    connection: Connection, client_id: str, query: RunQuery, position: ListCursor | None
+    connection: Connection, client_id: str, query: RunQuery, cursor: ListCursor | None
 ) -> tuple[Iterator[Run], int]:
-    """Return one page of runs, newest first, and one more if there is a further page; and how many there are in all."""
+    """Return a page of runs, newest first, with one extra run if there is a next page; and the total number."""
     wanted = Filter(
         types=frozenset_or_none(query.project_type),
         target_url=query.target_url,
@@ -3551,27 +3526,24 @@ def select_runs(
         statuses=frozenset_or_none(query.status),
     )
     plan = plan_rows(connection, client_id, "runs", wanted, wanted.conditions("runs"))
-    rows = plan.behind(position).page(connection, client_id, "runs", RUN_COLUMNS, "", query)
+    rows = plan.after(cursor).page(connection, client_id, "runs", RUN_COLUMNS, "", query)
     return map(run_model, rows), plan.count(connection)
 
 
-# ---------------------------------------------------------------------------
-# Store: tasks, as they are read
-# ---------------------------------------------------------------------------
+# --- Store: reading tasks --------------------------------------------------
 
-
-SPLIT_MARKS = dict.fromkeys((0xF73, 0xF75, 0xF81))  # the only ones of class 0 that decompose into marks of others
+SPLIT_MARKS = dict.fromkeys((0xF73, 0xF75, 0xF81))  # the only marks of combining class 0 that decompose into others
 
 
 def fold_text(text: str) -> str:
-    """Return a text without case and accents: what Unicode calls a canonical caseless match, marks left out.
+    """Return a text without case and accents: Unicode's canonical caseless form without marks.
 
-    Letters that look alike stay apart (a ligature is its letters, though, and ß is ss), and so do Hangul's syllables,
-    which are put together again.
+    Ligatures become their letters, and ß becomes ss. Other letters that only look alike stay different. So do Hangul
+    syllables, because they are composed again after the removal.
     """
     if text.isascii():
         return text.lower()
-    # Without its marks first: sorting a run of them takes quadratic time.
+    # Remove the marks first: NFD sorts a sequence of marks in quadratic time.
     bare = "".join(itertools.filterfalse(unicodedata.combining, text.casefold().translate(SPLIT_MARKS)))
     plain = itertools.filterfalse(unicodedata.combining, unicodedata.normalize("NFD", bare))
     return unicodedata.normalize("NFC", "".join(plain))
@@ -3580,35 +3552,35 @@ def fold_text(text: str) -> str:
 def words_of(
     title: str, external_id: str | None, labels: str, rule: str | None, location: str | None, tags: Iterable[str]
 ) -> str:
-    """Return the words that a task is found by, with a space between them."""
+    """Return the search text of a task: the words of these fields after `fold_text`, separated by spaces."""
     marks = f"{rule or ''} {location or ''} {' '.join(tags)}"
     return " ".join(fold_text(f"{title} {external_id or ''} {labels} {marks}").split())
 
 
 def evidence_labels(evidence: Iterable[Any]) -> str:
-    """Return the labels of a task's evidence, with a space between them."""
+    """Return the labels of a task's evidence, separated by spaces."""
     return " ".join([item.label for item in evidence if item.label])
 
 
 SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
-EMPTY = {"evidence": "[]", "remediation": "[]", "success_criteria": "[]", "extensions": "{}"}  # as NULL is shown
+EMPTY = {"evidence": "[]", "remediation": "[]", "success_criteria": "[]", "extensions": "{}"}  # returned for NULL
 EXPRESSIONS = {
     "target_url": "NULLIF(tasks.target_url, '')",
     "branch": "NULLIF(tasks.branch, '')",
     "severity": SEVERITY_NAME,
 } | {name: f"COALESCE(task_details.{name}, '{empty}')" for name, empty in EMPTY.items()}
-# The fields that the tables hold. The ETag is a hash of a task's row.
+# The fields that are stored. The ETag is not: it is a hash of a task's row.
 HEAD_FIELDS = tuple(name for name in TaskHead.__struct_fields__ if name != "etag")
 DETAIL_FIELDS = tuple(name for name in Task.__struct_fields__ if name not in TaskHead.__struct_fields__)
 
 
 def columns_of(table: str, names: Iterable[str]) -> str:
-    """Return the columns of a table, or the expressions over them, that fields are read from."""
+    """Return the SELECT list for fields: the table's columns of these names, or their `EXPRESSIONS`."""
     return ", ".join(EXPRESSIONS.get(name, f"{table}.{name}") for name in names)
 
 
-# Entries of the history are counted, because a change of the details alone adds one, several in a millisecond as well.
-# Their seqs would not do: a copy may number them anew.
+# The number of history entries is part of the ETag, because each change adds an entry: also one of only the details,
+# or a second one in the same millisecond. Their seqs are not, because a copy of the database may have others.
 HEAD_COLUMNS = f"""{columns_of("tasks", HEAD_FIELDS)},
     (SELECT COUNT(*) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq)"""
 DETAIL_COLUMNS = columns_of("task_details", DETAIL_FIELDS)
@@ -3622,14 +3594,14 @@ def row_etag(head: Sequence[Any]) -> str:
 
 
 def task_head(row: Sequence[Any]) -> TaskHead:
-    """Return a task from a row of HEAD_COLUMNS. Its tags are stored JSON, which goes out as it is."""
+    """Return a TaskHead from a row of HEAD_COLUMNS. Its tags stay unparsed JSON, which responses repeat."""
     head: Any = TaskHead(*(*row[:-1], row_etag(row)))
     head.tags = Raw(head.tags) if head.tags else NO_TAGS
     return cast(TaskHead, head)
 
 
 def task_model(row: Sequence[Any]) -> Task:
-    """Return a task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. Stored JSON goes out as it is."""
+    """Return a Task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. JSON stays unparsed; responses repeat it."""
     *fields, _ = head = row[: len(HEAD_FIELDS) + 1]
     task: Any = Task(*(*fields, row_etag(head), *row[len(head) :]))
     task.tags = Raw(task.tags) if task.tags else NO_TAGS
@@ -3639,7 +3611,7 @@ def task_model(row: Sequence[Any]) -> Task:
 
 
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
-    """Return a whole task. :raises Missing: when the client has no such task."""
+    """Return a task with all fields. :raises Missing: if the client has no such task."""
     row = connection.execute(
         f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
             WHERE tasks.client_id = ? AND tasks.id = ?""",
@@ -3651,17 +3623,17 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
 
 
 class Search(Protocol):
-    """What finds tasks by their words."""
+    """Interface of a text search for tasks, which an optional module implements."""
 
     def condition(self, client_id: str) -> Condition:
-        """Return the condition that a task has them."""
+        """Return the SQL condition that a task's search text contains all words of the search."""
 
     def plan(self, connection: Connection, client_id: str) -> ListPlan:
-        """Plan the list of all that have them, with `settled={"search"}`."""
+        """Return the plan of the list of all matching tasks, with `settled={"search"}`."""
 
 
 class TaskFilter(Filter, frozen=True, kw_only=True):
-    """What a query of tasks asks for, with its run ids and times looked up."""
+    """Filter of tasks, in which the runs, branches and times (`span`: a range of seqs) are already looked up."""
 
     external_id: str | None = None
     runs: Sequence[RunKey] | None = None
@@ -3682,33 +3654,33 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 
     @property
     def reporters(self) -> dict[str, Sequence[Source]]:
-        """The runs, and the branches, of which one each must have reported a task: those of its type and target."""
+        """By field, the runs or branches of the filter's types and target. One per field must have reported a task."""
         given = {"runs": self.runs, "branches": self.branches, "new_in": self.new_in}
         return {
-            field: [each for each in reporters if self.is_about(*each.type_and_target)]
+            field: [each for each in reporters if self.covers(*each.type_and_target)]
             for field, reporters in given.items()
             if reporters is not None
         }
 
 
-MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
+MAX_REPORTERS = 1_000  # branches, each of one project type and target, from which one list is merged
 
 
 def provided_by(module: str, registered: Value | None, parameter: str) -> Value:
-    """Return the function that a module registered. :raises InvalidParameter: if the module is not installed."""
+    """Return `registered`, a module's function for a parameter. :raises InvalidParameter: if it is not installed."""
     if registered is None:
         raise InvalidParameter(parameter, f"needs {load_module(module)}")
     return registered
 
 
 def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
-    """Look up what a query names.
+    """Return the filter of a query, after looking up its runs, branches and times.
 
-    :raises Missing: when `missingFrom` or `newIn` is no run of the client.
+    :raises Missing: if the run in `missingFrom` or `newIn` does not exist.
     :raises InvalidParameter: for too many branches, an empty search, or a filter of a module that is not installed.
     """
     search, new_in, baseline = None, None, None
-    if query.q is not None:  # an unsound parameter is told before an unknown run
+    if query.q is not None:  # an invalid parameter is reported before an unknown run
         search = provided_by(SEARCH, REGISTRY.search, "q")(query.q)
     if query.new_in is not None:
         find_baseline = provided_by(GATE, REGISTRY.baseline, "newIn")
@@ -3736,8 +3708,8 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         span=select_span(connection, client_id, query.created_since, query.created_before),
         search=search,
     )
-    if len(wanted.reporters.get("branches", ())) > MOST_REPORTERS:
-        detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
+    if len(wanted.reporters.get("branches", ())) > MAX_REPORTERS:
+        detail = f"exists for over {MAX_REPORTERS:,} project types and targets; add projectType or targetUrl"
         raise InvalidParameter("branch", detail)
     return wanted
 
@@ -3745,7 +3717,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
 def select_span(
     connection: Connection, client_id: str, since: str | None, before: str | None
 ) -> tuple[int, int] | None:
-    """Return between which seqs a client's tasks are that were created between two times, None where all were."""
+    """Return the seqs [first, end) of tasks created from `since` until before `before`, or None for all tasks."""
     if since is None and before is None:
         return None
     newest = "SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?"
@@ -3756,9 +3728,9 @@ def select_span(
 
 
 def select_first_seq(connection: Connection, client_id: str, at: str, above: int) -> int:
-    """Return the seq from which on a client's tasks were created at some time or later, at most `above`.
+    """Return the seq from which on all tasks were created at `at` or later; `above` if there are no such tasks.
 
-    It is looked for by halves, because `created_at` never falls (see `submit_reports`).
+    This is a binary search, because `created_at` never decreases with the seq (see `select_submitting`).
     """
 
     def created_from(seq: int) -> str:
@@ -3771,10 +3743,10 @@ def select_first_seq(connection: Connection, client_id: str, at: str, above: int
 
 
 def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
-    """Return the condition that one of some runs (or branches) reported a task.
+    """Return the SQL condition that at least one of the given runs or branches reported a task.
 
-    Of up to twenty each is looked up; of more, a task's own are mostly fewer. For EXISTS, PostgreSQL would make a list
-    of all that they reported, once for each range.
+    Up to twenty are looked up one by one. For more, all sightings of the task are read, because these are mostly fewer.
+    With EXISTS, PostgreSQL would list all tasks that they reported, once for each index range.
     """
     if not reporters:
         return "1 = 0", ()
@@ -3785,10 +3757,10 @@ def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
 
 
 def missing_from(connection: Connection, client_id: str, run: RunKey) -> Condition:
-    """Return the condition for missing findings: known to a run's line, and reported neither by it nor by a later run.
+    """Return the SQL condition for a run's missing findings: those that its branch knows but no longer reports.
 
-    Later runs are those of that line that were created after it: an older run that ends late closes nothing of them.
-    The main line knows what runs of it have reported; a branch knows that, and what its own runs have.
+    Neither the run nor a later run of its branch reported them. So an older run that ends late resolves nothing that
+    newer runs reported. The main line knows what its runs reported. A branch knows that and what its own runs reported.
     """
     branch = find_branch_of_run(connection, client_id, run)
     known, more = reported_by(client_id, [branch] if branch else [])
@@ -3800,7 +3772,7 @@ def missing_from(connection: Connection, client_id: str, run: RunKey) -> Conditi
 
 
 def tagged(client_id: str, tags: Iterable[str]) -> Condition:
-    """Return the condition that a task has one of some tags: each is looked up by the whole key of `task_tags`."""
+    """Return the SQL condition that a task has at least one of the tags. Lookups use the whole key of `task_tags`."""
     one, values = among("tag", tags)
     line = "main_line = CASE tasks.branch WHEN '' THEN 1 ELSE 0 END"
     same = f"{line} AND status = tasks.status AND severity = tasks.severity AND task_seq = tasks.seq"
@@ -3809,7 +3781,7 @@ def tagged(client_id: str, tags: Iterable[str]) -> Condition:
 
 
 def located(location: str) -> Condition:
-    """Return the condition that a task is at a location, or at one that goes on behind it."""
+    """Return the SQL condition for tasks at a location, or at one that continues it with `/` or `:`."""
     if location.endswith(("/", ":")):
         return "instr(tasks.location, ?) = 1", (location,)
     further = "instr(tasks.location, ?) = 1 OR instr(tasks.location, ?) = 1"
@@ -3817,31 +3789,31 @@ def located(location: str) -> Condition:
 
 
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order: str = "-createdAt") -> ListPlan:
-    """Plan the list that a filter asks for: the ranges that hold the fewest rows, in which all else is looked at."""
-    if (run := wanted.missing_from) is not None:  # what is missing is unfinished, of the run's type and target
-        about = frozenset({run.project_type} if wanted.is_about(*run.type_and_target) else ())
+    """Return the plan of a filtered task list: the index ranges to read, and conditions for the remaining fields."""
+    if (run := wanted.missing_from) is not None:  # missing findings are unfinished, and of the run's type and target
+        about = frozenset({run.project_type} if wanted.covers(*run.type_and_target) else ())
         statuses = frozenset(UNFINISHED if wanted.statuses is None else wanted.statuses.intersection(UNFINISHED))
         wanted = replace(wanted, types=about, target_url=run.target_url, statuses=statuses)
-    asked = wanted.conditions("tasks")
+    conditions = wanted.conditions("tasks")
     if wanted.assigned is not None:
-        asked["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
+        conditions["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
     for field, reporters in wanted.reporters.items():
-        asked[field] = reported_by(client_id, reporters)
+        conditions[field] = reported_by(client_id, reporters)
     if wanted.baseline is not None:
         known, values = reported_by(client_id, [wanted.baseline])
-        asked["baseline"] = (f"(NOT {known} OR tasks.rule = ?)", (*values, UNCHECKED))
+        conditions["baseline"] = (f"(NOT {known} OR tasks.rule = ?)", (*values, UNCHECKED))
     if wanted.tags is not None:
-        asked["tags"] = tagged(client_id, wanted.tags)
+        conditions["tags"] = tagged(client_id, wanted.tags)
     if wanted.location is not None:
-        asked["location"] = located(wanted.location)
+        conditions["location"] = located(wanted.location)
     if wanted.without is not None:
         column = "tags" if wanted.without == "tag" else wanted.without
-        asked["without"] = (f"tasks.{column} IS NULL", ())
+        conditions["without"] = (f"tasks.{column} IS NULL", ())
     if run is not None:
-        asked["missing_from"] = missing_from(connection, client_id, run)
+        conditions["missing_from"] = missing_from(connection, client_id, run)
     if wanted.search is not None:
-        asked["search"] = wanted.search.condition(client_id)
-    found = plan_rows(connection, client_id, "tasks", wanted, asked, order)
+        conditions["search"] = wanted.search.condition(client_id)
+    found = plan_rows(connection, client_id, "tasks", wanted, conditions, order)
     if wanted.span is None:
         return found
     first, end = wanted.span
@@ -3849,20 +3821,20 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
 
 
 def select_tasks(
-    connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: ListCursor | None
+    connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, cursor: ListCursor | None
 ) -> tuple[Iterator[TaskHead], ListPlan]:
-    """Return one page of tasks, and one more if there is a further page; and the whole list, to be counted."""
+    """Return a page of tasks, with one extra task if there is a next page; and the list's plan, to count it."""
     whole = query.view == "full"
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
     plan = plan_tasks(connection, client_id, wanted, query.sort)
-    rows = plan.behind(position).page(connection, client_id, "tasks", columns, joined, query)
+    rows = plan.after(cursor).page(connection, client_id, "tasks", columns, joined, query)
     return map(task_model if whole else task_head, rows), plan
 
 
 def select_history(
     connection: Connection, client_id: str, task_seq: int, limit: int, offset: int
 ) -> Iterator[HistoryEntry]:
-    """Give what happened to a task, oldest first, behind so many entries, and one more if there is a further page."""
+    """Yield up to `limit` + 1 entries of a task's history, oldest first, after skipping `offset` entries."""
     rows = connection.execute(
         """SELECT at, event, key_name, user_name, run_id, from_status, to_status, reason, assignee, comment,
                COALESCE(changed, '[]')
@@ -3872,13 +3844,11 @@ def select_history(
     return (HistoryEntry(*(*fields, Raw(changed))) for *fields, changed in rows)
 
 
-# ---------------------------------------------------------------------------
-# Store: tasks, as they are written
-# ---------------------------------------------------------------------------
+# --- Store: writing tasks --------------------------------------------------
 
 
 class TaskContent(Struct, gc=False):
-    """Fields of a task that reports set. Each is the column of its name, in `tasks` if lists show it, else details."""
+    """Fields of a task that every report sets, as columns: of `tasks` if lists show them, else of `task_details`."""
 
     title: str
     severity: int
@@ -3899,32 +3869,32 @@ DETAIL_CONTENT = tuple(name for name in CONTENT if name in DETAIL_FIELDS)
 head_content_of, detail_content_of = attrgetter(*HEAD_CONTENT), attrgetter(*DETAIL_CONTENT)
 CONTENT_COLUMNS = ", ".join(f"{'tasks' if name in HEAD_CONTENT else 'task_details'}.{name}" for name in CONTENT)
 API_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Task)}
-SEARCHED = {"title", "evidence", "rule", "location", "tags", "externalId"}  # of what a report may change
+SEARCHED = {"title", "evidence", "rule", "location", "tags", "externalId"}  # API names of the fields in the search text
 
 
 class NewTask(TaskContent, gc=False, kw_only=True):
-    """One submitted task, checked, in the form in which it is stored; `labels` are those of its evidence."""
+    """A submitted task, validated and converted to stored values. `labels` are the labels of its evidence."""
 
     external_id: str | None
     status: TaskStatus | None = None
     labels: str = ""
     former_ids: Sequence[str] = ()
-    old_id: str = ""  # another one that it may have had, which is not kept
-    old_title: str = ""  # the title, but for numbers, of the finding that this one names; "" for any
-    identity: str | None = None  # of which the external id is made, with a number where there are several
-    place: tuple[str, int, int] = ("", 0, 0)  # path, line and column, which distinguish them
-    twin_of: str | None = None  # the external id of the first of these, where this is another one
-    known_as: str | None = None  # if matched by place, the external id of the stored finding, "" for a new one
+    old_id: str = ""  # another external id that the stored finding may have; it does not become a former id
+    old_title: str = ""  # the title that the finding with `old_id` must have, apart from numbers; "" for any
+    identity: str | None = None  # base of the external id; a number is added if several findings share it
+    place: tuple[str, int, int] = ("", 0, 0)  # path, line and column, which distinguish reports of one identity
+    twin_of: str | None = None  # the identity, if the external id is that with a number added
+    former_match: str | None = None  # if numbered: external id of the stored finding that a former id names, "" if none
 
     @property
     def words(self) -> str:
-        """What the task is found by."""
+        """The task's search text; see `words_of`."""
         tags = tags_in(self.tags) if self.tags else ()
         return words_of(self.title, self.external_id, self.labels, self.rule, self.location, tags)
 
 
 class TaskRow(Record, frozen=True):
-    """What the counters and the history need to know of a stored task; `tags` is a JSON text."""
+    """State of a stored task, for triage, counters and history. `tags` is a JSON text, or None without tags."""
 
     seq: int
     id: str
@@ -3937,12 +3907,12 @@ class TaskRow(Record, frozen=True):
     branch: str
     rule: str | None
     tags: str | None
-    is_decided: int = 0  # 1 once somebody has changed its status or its reason
+    is_decided: int = 0  # 1 after a triage decision changed its status or reason
 
     def after(self, update: TaskUpdate, *, is_decision: bool = False) -> TaskRow:
-        """Return the task after an update; a change of the status removes the reason.
+        """Return the state after an update, or self if nothing changes. A new status drops the old reason.
 
-        :param is_decision: whether somebody takes it, and not a report or the end of a run.
+        :param is_decision: True for triage, which sets `is_decided`; False for a report or the end of a run.
         """
         status = update.status or self.status
         reason = update.reason or (self.reason if status == self.status else None)
@@ -3955,20 +3925,20 @@ class TaskRow(Record, frozen=True):
 
 
 class StoredFinding(Record, frozen=True):
-    """A stored finding that is reported again."""
+    """A stored finding that a report matches; `seen_by_run` is whether the report's run reported it before."""
 
     state: TaskRow
-    content: Sequence[Any]  # the fields of TaskContent
+    content: Sequence[Any]  # values of the fields of TaskContent
     external_id: str
     seen_by_run: bool
 
     def changed(self, report: NewTask, branch: str) -> list[str]:
-        """Return the API's names of the fields that the report, and the branch of its run, change."""
+        """Return the API names of the fields that a report changes. :param branch: the task's branch after it."""
         before = (*self.content, self.state.branch, self.external_id)
         after = (*content_of(report), branch, report.external_id)
         if before == after:
             return []
-        # Left out, extensions are {}: only they are stored as they were sent.
+        # Missing extensions equal {}. Only extensions are stored exactly as sent, so equal ones may differ in form.
         return [
             API_NAMES[name]
             for name, one, other in zip((*CONTENT, "branch", "external_id"), before, after, strict=True)
@@ -3976,26 +3946,27 @@ class StoredFinding(Record, frozen=True):
         ]
 
     def next_state(self, report: NewTask, branch: str) -> TaskRow:
-        """Return the finding's state after a report.
+        """Return the finding's state after a report. :param branch: the task's branch after it.
 
-        A resolved finding reopens. One that is not decided is dismissed while its scanner suppresses it.
+        A resolved finding reopens, unless it is reported as resolved or dismissed. A finding without a triage decision
+        is dismissed when it is reported as dismissed (suppressed by the scanner), and reopened when it no longer is.
         """
-        state, told = self.state, report.status
-        follows = not state.is_decided
+        state, reported = self.state, report.status
+        is_undecided = not state.is_decided
         if state.status == "resolved":
-            moves = told not in ("resolved", "dismissed")
+            is_changed = reported not in ("resolved", "dismissed")
         elif state.status == "dismissed":
-            moves = follows and told in (None, "open")
+            is_changed = is_undecided and reported in (None, "open")
         else:
-            moves = follows and told == "dismissed"
-        if moves:
-            state = state.after(TaskUpdate(status="dismissed" if told == "dismissed" else "open"))
+            is_changed = is_undecided and reported == "dismissed"
+        if is_changed:
+            state = state.after(TaskUpdate(status="dismissed" if reported == "dismissed" else "open"))
         return replace(state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags)
 
     def repeated(self, report: NewTask, run_branch: str) -> RepeatedReport:
-        """Return the changes that a report of a run makes.
+        """Return a report of this finding with the changes that it makes. :param run_branch: the run's branch.
 
-        A report of a branch does not change a task of the main line. A report of the main line takes over a branch's.
+        A branch's report does not change a main-line task. A main-line report moves a branch's task to the main line.
         """
         if run_branch and not self.state.branch:
             return RepeatedReport(self, report, [], self.state)
@@ -4007,22 +3978,25 @@ TASK_ROW_COLUMNS = ", ".join(f"tasks.{name}" for name in TaskRow.__struct_fields
 
 
 def select_task_rows(connection: Connection, client_id: str, condition: str, value: str) -> list[TaskRow]:
-    """Return the states of those of a client's tasks that are as a condition says."""
+    """Return the states of tasks that match an SQL condition with two parameters: `client_id` and `value`."""
     statement = f"SELECT {TASK_ROW_COLUMNS} FROM tasks WHERE {condition}"
     return [TaskRow(*row) for row in connection.execute(statement, (client_id, value))]
 
 
 def select_task_row(connection: Connection, client_id: str, task_id: str) -> TaskRow:
-    """Return a task's state. :raises Missing: when the client has no such task."""
+    """Return the state of a task. :raises Missing: if the client has no such task."""
     for state in select_task_rows(connection, client_id, "client_id = ? AND id = ?", task_id):
         return state
     raise Missing(f"There is no task {truncate(task_id)!r}.")
 
 
-def select_findings(connection: Connection, by: Submitting, external_ids: Sequence[str]) -> dict[str, StoredFinding]:
-    """Return the findings of a run's type and target that were there before, by those of these external ids.
+def select_findings(
+    connection: Connection, by: SubmissionContext, external_ids: Sequence[str]
+) -> dict[str, StoredFinding]:
+    """Return the stored findings of a run's type and target with these external ids, by external id.
 
-    What the same transaction has stored has other ids. PostgreSQL counts none of it yet, and would go through all.
+    Rows after `by.newest` are excluded. This transaction inserted them, with other external ids; PostgreSQL, which has
+    no statistics on them yet, would scan them all.
     """
     rows = connection.execute(
         f"""SELECT {TASK_ROW_COLUMNS}, {CONTENT_COLUMNS}, tasks.external_id,
@@ -4054,7 +4028,7 @@ COUNTED_BY = attrgetter("project_type", "target_url", "branch", "rule", "tags", 
 
 
 def index_tasks(connection: Connection, client_id: str, states: Sequence[TaskRow], n: Literal[1, -1]) -> None:
-    """Count tasks in, and list them by their tags; or out, with -1."""
+    """Add tasks to the counters and the tag index, or remove them (n = -1)."""
     kinds = Counter(map(COUNTED_BY, states))
     for (project_type, target_url, branch, rule, tags, status, severity), times in kinds.items():
         names = counter_names("tasks", project_type, target_url, branch)
@@ -4078,7 +4052,7 @@ DELETE_TAG = """DELETE FROM task_tags WHERE client_id = ? AND tag = ? AND main_l
 
 
 def move_in_counters(connection: Connection, client_id: str, changes: Iterable[tuple[TaskRow, TaskRow]]) -> None:
-    """Count and list tasks anew, each as it was and as it is, whose status, severity, line, rule or tags changed."""
+    """Update the counters and the tag index from the old to the new states of tasks."""
     moved = [(old, new) for old, new in changes if COUNTED_BY(old) != COUNTED_BY(new)]
     index_tasks(connection, client_id, [old for old, _ in moved], -1)
     index_tasks(connection, client_id, [new for _, new in moved], 1)
@@ -4087,21 +4061,21 @@ def move_in_counters(connection: Connection, client_id: str, changes: Iterable[t
 def insert_history(
     connection: Connection, who: Principal, now: str, run: RunKey | None, entries: Iterable[Sequence[Any]]
 ) -> None:
-    """Store history of tasks: seq of the task, event, from, to, reason, assignee, comment, changed."""
-    told = (who.client_id, now, who.name, who.user, *((run.id, run.branch) if run else (None, MAIN_LINE)))
+    """Insert task history of (task seq, event, from status, to status, reason, assignee, comment, changed fields)."""
+    common = (who.client_id, now, who.name, who.user, *((run.id, run.branch) if run else (None, MAIN_LINE)))
     connection.executemany(
         """INSERT INTO history (client_id, at, key_name, user_name, run_id, branch, task_seq, event, from_status,
                to_status, reason, assignee, comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        [(*told, *entry) for entry in entries],
+        [(*common, *entry) for entry in entries],
     )
 
 
 def triage_tasks(
     connection: Connection, who: Principal, states: Sequence[TaskRow], update: TaskUpdate, run: RunKey | None = None
 ) -> int:
-    """Store a decision about tasks, and return how many of them got an entry in their history.
+    """Apply one update to tasks, and return how many of them got a history entry.
 
-    What a task is already changes nothing, and is in the history only with a comment.
+    An unchanged task gets one only for a comment. :param run: the run that resolves the tasks; None for triage.
     """
     now = timestamp()
     decided = [(state, state.after(update, is_decision=run is None)) for state in states]
@@ -4113,15 +4087,15 @@ def triage_tasks(
     )
     move_in_counters(connection, who.client_id, changes)
     entries = {old.seq: triage_entries(old, new, update.comment) for old, new in decided}
-    rows = [(seq, *fields, None) for seq, told in entries.items() for fields in told]
+    rows = [(seq, *entry, None) for seq, task_entries in entries.items() for entry in task_entries]
     insert_history(connection, who, now, run, rows)
     return sum(map(bool, entries.values()))
 
 
 def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[tuple[str | None, ...]]:
-    """Return what the history says of a decision: event, from, to, reason, assignee, comment.
+    """Return the history entries of a decision: event, from, to, reason, assignee, comment.
 
-    A comment stands beside the status that it explains, or else by itself.
+    A comment is part of the entry for a new status or reason. Without these, it has an entry of its own.
     """
     entries: list[tuple[str | None, ...]] = []
     moved = (old.status, old.reason) != (new.status, new.reason)
@@ -4134,10 +4108,11 @@ def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[tupl
     return entries
 
 
-class Submitting(Record, frozen=True):
-    """A submission: its sender, time, run and branch, and the seq and id of the client's newest task before it.
+class SubmissionContext(Record, frozen=True):
+    """A submission in progress: its sender, run, branch and time.
 
-    `created_at` is that of new tasks, which may be later than `now`.
+    `newest` and `newest_id` are seq and id of the client's newest task before it. New tasks get `created_at`, which is
+    later than `now` if the newest task's is (see `select_submitting`).
     """
 
     who: Principal
@@ -4149,10 +4124,10 @@ class Submitting(Record, frozen=True):
     created_at: str
 
 
-def insert_sightings(connection: Connection, by: Submitting, states: Sequence[TaskRow]) -> None:
-    """Store that a run reported tasks, and so that its branch knows them. Of the main line's a branch's does not count.
+def insert_sightings(connection: Connection, by: SubmissionContext, states: Sequence[TaskRow]) -> None:
+    """Record that a run and its branch reported tasks; none of them may have been recorded for this run before.
 
-    The tasks are as they are after the report.
+    A branch's report of a main-line task gets `counted` = 0. :param states: the tasks after the report.
     """
     client_id, branch = by.who.client_id, by.branch
     connection.executemany(
@@ -4172,8 +4147,8 @@ def insert_sightings(connection: Connection, by: Submitting, states: Sequence[Ta
     )
 
 
-def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTask]) -> list[TaskResult]:
-    """Store new findings, and return what became of each report."""
+def insert_tasks(connection: Connection, by: SubmissionContext, reports: Sequence[NewTask]) -> list[TaskResult]:
+    """Insert new findings with details, history, search text and counters; return the result of each report."""
     who, run, now = by.who, by.run, by.now
     seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
     scope = (*run.type_and_target, run.branch)
@@ -4216,7 +4191,7 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
 
 
 class RepeatedReport(Record, frozen=True):
-    """A stored finding with its newer report, and what that comes to."""
+    """Report of a stored finding: the API names of the fields that it changes, and the finding's new state."""
 
     finding: StoredFinding
     report: NewTask
@@ -4225,27 +4200,27 @@ class RepeatedReport(Record, frozen=True):
 
     @property
     def result(self) -> Literal["updated", "reopened", "unchanged"]:
-        """What the report did."""
+        """The effect of the report on the finding."""
         moved = self.state.status != self.finding.state.status
         if moved and self.state.status == "open":
             return "reopened"
         return "updated" if moved or self.changed else "unchanged"
 
     @property
-    def entry(self) -> tuple[Any, ...]:
-        """The history entry of a report that changed something."""
+    def entry(self) -> Row:
+        """The history entry for a report that changed something, as `insert_history` takes it."""
         before, after = self.finding.state.status, self.state.status
         moved = (before, after) if before != after else (None, None)
         return (self.state.seq, "reported", *moved, None, None, None, json.dumps(self.changed))
 
 
 def assignments(columns: Iterable[str]) -> str:
-    """Return the assignments of an UPDATE that sets columns to parameters."""
+    """Return the assignments of an UPDATE that sets each column to a parameter."""
     return ", ".join(f"{column} = ?" for column in columns)
 
 
-def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[RepeatedReport]) -> list[TaskResult]:
-    """Store newer reports of stored findings, and return what became of each."""
+def update_tasks(connection: Connection, by: SubmissionContext, repeated: Sequence[RepeatedReport]) -> list[TaskResult]:
+    """Update stored findings from new reports, record that the run reported them, and return each result."""
     who, now = by.who, by.now
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
@@ -4295,15 +4270,15 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
 
 def store_reports(
     connection: Connection,
-    by: Submitting,
+    by: SubmissionContext,
     reports: Mapping[str | int, NewTask],
     findings: Mapping[str, StoredFinding],
     results: dict[str | int, TaskResult],
 ) -> int:
-    """Store reports by their external ids, or something else where they have none.
+    """Insert or update the findings of reports; return how many of them the run had not reported before.
 
-    :param findings: those that are stored already. :param results: gets what became of each.
-    :return: how many of them the run had not reported before.
+    :param reports: by key: the external id, or the index of a report without one.
+    :param findings: the stored findings, by key of their report. :param results: receives each result, by key.
     """
     new = {key: report for key, report in reports.items() if key not in findings}
     if new:
@@ -4314,13 +4289,13 @@ def store_reports(
     return len(new) + sum(not finding.seen_by_run for finding in findings.values())
 
 
-def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Submitting:
-    """Return the sender, run and time of a submission.
+def select_submitting(connection: Connection, who: Principal, run: RunKey) -> SubmissionContext:
+    """Return the state of a submission that begins now; its run is read again.
 
-    If the clock was set back, or another server's is ahead, new tasks get the time of the newest one. So the orders by
+    If the newest task was created later than now, by a clock that was ahead, new tasks get its time. So the orders by
     `created_at`, `id` and `seq` are the same: a list by date is a range of seqs, and cursors survive deletions.
 
-    :raises Missing: if the run was deleted since it was read. :raises RunFinished: if it is not running any more.
+    :raises Missing: if the run was deleted since it was read. :raises RunFinished: if it is no longer running.
     """
     newest_task = connection.execute(
         "SELECT seq, id, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (who.client_id,)
@@ -4328,42 +4303,42 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     run = select_run_key(connection, who.client_id, run.id)
     branch = find_branch_of_run(connection, who.client_id, run) if run.branch else None
     if run.status != "running":
-        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
+        raise RunFinished(f"The run is already {run.status}; start another run to submit more tasks.")
     newest, newest_id, created_at = newest_task.fetchone() or (0, None, "")
     now = timestamp()
-    return Submitting(who, run, branch, newest, newest_id, now, max(now, created_at))
+    return SubmissionContext(who, run, branch, newest, newest_id, now, max(now, created_at))
 
 
-REPORTS_AT_ONCE = 500  # of a submission
-Numbering: TypeAlias = Callable[[Connection, Submitting, Sequence[NewTask]], None]
+REPORTS_AT_ONCE = 500  # reports in a batch of a submission
+Numbering: TypeAlias = Callable[[Connection, SubmissionContext, Sequence[NewTask]], None]
 
 
 def submit_reports(
     connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask], number: Numbering | None = None
 ) -> Submission:
-    """Insert the new findings of a submission, and update the known ones, in lots, to bound the memory.
+    """Insert the new findings of a submission and update the known ones, in batches of reports.
 
-    Of several reports with one external id the last one counts.
+    The batches limit the memory. If several reports have the same external id, only the last one is stored.
 
-    :param number: sets the external ids of reports that share an identity.
-    :raises Missing: if the run was deleted since it was read. :raises RunFinished: if it is not running any more.
+    :param number: sets the external ids of all reports that have an `identity`.
+    :raises Missing: if the run was deleted since it was read. :raises RunFinished: if it is no longer running.
     """
     by = select_submitting(connection, who, run)
     if number:
         number(connection, by, reports)
-    # Keyed by external id, or by its index for a report without one; a dict keeps the position of the first.
+    # Keyed by external id, or by index for a report without one. A dict keeps the position of the first duplicate.
     identities = [report.external_id or index for index, report in enumerate(reports)]
     unique = iter(dict(zip(identities, reports, strict=True)).items())
     results: dict[str | int, TaskResult] = {}
     sightings = 0
     taken = {key for key in identities if isinstance(key, str)}
-    while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
-        external_ids = sorted(key for key in lot if isinstance(key, str))
+    while batch := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
+        external_ids = sorted(key for key in batch if isinstance(key, str))
         findings = select_findings(connection, by, external_ids)
-        unknown = [lot[key] for key in external_ids if key not in findings]
+        unknown = [batch[key] for key in external_ids if key not in findings]
         if unknown:
             findings |= REGISTRY.find_by_former_ids(connection, by, unknown, taken)
-        sightings += store_reports(connection, by, lot, findings, results)
+        sightings += store_reports(connection, by, batch, findings, results)
     found = Counter(result.result for result in results.values())
     counts = found["created"], found["updated"], found["reopened"], found["unchanged"]
     is_partial = any(report.rule == UNCHECKED for report in reports)
@@ -4377,18 +4352,16 @@ def submit_reports(
     return Submission(*counts, [results[key] for key in identities])
 
 
-# ---------------------------------------------------------------------------
-# Store: answers kept for requests that come again
-# ---------------------------------------------------------------------------
+# --- Store: responses kept for retries (Idempotency-Key) -------------------
 
 ANSWER_KEPT = 24 * 3600.0  # seconds
-EXPIRED_AT_ONCE = 4  # answers that one request drops, each with up to a thousand references
+EXPIRED_AT_ONCE = 4  # stored responses that one request drops, each with up to a thousand references
 SAME_REQUEST = "client_id = ? AND key_id = ? AND method = ? AND path = ? AND idempotency_key = ?"
-DELETED = ""  # where the hash of a body would stand, when the answer is dropped and its key is good for nothing
+DELETED = ""  # in place of the body's hash: the response was dropped, and its key cannot be used again
 
 
 class RequestKey(Record, frozen=True):
-    """What makes two requests the same: who sent them where, under which Idempotency-Key."""
+    """Identity of a request that may be retried: the sender, the method and path, and the Idempotency-Key."""
 
     client_id: str
     key_id: str
@@ -4398,7 +4371,7 @@ class RequestKey(Record, frozen=True):
 
 
 class StoredResponse(Record, frozen=True):
-    """An answer to a request with an Idempotency-Key."""
+    """A response that is kept for retries of a request; `body_hash` is the hash of the request's body."""
 
     body_hash: str
     status: int
@@ -4407,9 +4380,9 @@ class StoredResponse(Record, frozen=True):
 
 
 def select_response(connection: Connection, request: RequestKey, body_hash: str) -> StoredResponse | None:
-    """Return the answer that a request got before, None when there is none.
+    """Return the response to an earlier request with the same `RequestKey`, or None if none is kept.
 
-    :raises IdempotencyConflict: when it had another body then, or when what it was answered with is deleted.
+    :raises IdempotencyConflict: if the earlier request had another body, or if data in its response was deleted.
     """
     row = connection.execute(
         f"""SELECT body_hash, status, location, body FROM idempotent_answers
@@ -4420,21 +4393,21 @@ def select_response(connection: Connection, request: RequestKey, body_hash: str)
         return None
     stored = StoredResponse(*row)
     if stored.body_hash == DELETED:
-        raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
+        raise IdempotencyConflict("Data in the response to this Idempotency-Key was deleted; use a new key.")
     if stored.body_hash != body_hash:
         raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
     return stored
 
 
 def insert_response(
-    connection: Connection, request: RequestKey, answer: StoredResponse, references: Mapping[str, bool]
+    connection: Connection, request: RequestKey, response: StoredResponse, references: Mapping[str, bool]
 ) -> None:
-    """Keep an answer, and drop some of the client's expired ones in passing.
+    """Insert a response, and delete a few of the client's expired ones.
 
-    :param references: the ids that the answer holds and those in its path, each with whether it is in the path.
+    :param references: the ids in the response's body and path; the value is True for an id in the path.
     """
     now = timestamp()
-    connection.execute(  # else those that were kept while the clock was ahead would expire years later
+    connection.execute(  # otherwise, responses stored while the clock was ahead would expire years too late
         "UPDATE idempotent_answers SET created_at = ? WHERE client_id = ? AND created_at > ?",
         (now, request.client_id, timestamp(ago=-CLOCKS_DIFFER)),
     )
@@ -4443,19 +4416,19 @@ def insert_response(
         f"DELETE FROM idempotent_answers WHERE client_id = ? AND seq IN ({expired})",
         (request.client_id, request.client_id, timestamp(ago=ANSWER_KEPT), EXPIRED_AT_ONCE),
     )
-    connection.execute(  # which has expired, or it would have been given again
+    connection.execute(  # an earlier response for this key has expired; otherwise it would have been returned
         f"DELETE FROM idempotent_answers WHERE {SAME_REQUEST}", astuple(request)
     )
     (seq,) = connection.execute(
         """INSERT INTO idempotent_answers (client_id, key_id, method, path, idempotency_key,
                body_hash, status, location, body, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq""",
-        (*astuple(request), *astuple(answer), now),
+        (*astuple(request), *astuple(response), now),
     ).fetchone()
     insert_references(connection, request.client_id, seq, references)
 
 
 def insert_references(connection: Connection, client_id: str, answer_seq: int, references: Mapping[str, bool]) -> None:
-    """Store what a kept answer refers to."""
+    """Insert the ids and names that a stored response contains, so that deletions can find it."""
     connection.executemany(
         "INSERT INTO answer_references (client_id, reference, answer_seq, in_path) VALUES (?, ?, ?, ?)",
         [(client_id, reference, answer_seq, int(in_path)) for reference, in_path in references.items()],
@@ -4463,9 +4436,10 @@ def insert_references(connection: Connection, client_id: str, answer_seq: int, r
 
 
 def drop_responses(connection: Connection, client_id: str, *deleted: str) -> None:
-    """Drop the kept answers that refer to what is deleted, by its ids or names.
+    """Drop the stored responses that contain one of the deleted ids or names.
 
-    A key whose path is gone is forgotten, so that its next request is 404. Any other key is kept without its answer.
+    If one is in the request's path, the whole row is deleted, so a retry gets 404. Of any other response, only the
+    Idempotency-Key is kept, so a retry gets 409.
     """
     about = f"""client_id = ? AND seq IN (
         SELECT answer_seq FROM answer_references WHERE client_id = ? AND reference {LISTED}"""
@@ -4474,38 +4448,36 @@ def drop_responses(connection: Connection, client_id: str, *deleted: str) -> Non
     connection.execute(
         f"UPDATE idempotent_answers SET body_hash = ?, location = NULL, body = '' WHERE {about})", (DELETED, *values)
     )
-    forget = f"DELETE FROM answer_references WHERE client_id = ? AND reference {LISTED}"  # a name may be a secret
+    forget = f"DELETE FROM answer_references WHERE client_id = ? AND reference {LISTED}"  # a name may contain a secret
     connection.execute(forget, values[1:])
 
 
-# ---------------------------------------------------------------------------
-# Reading a request: its body, and every problem of that
-# ---------------------------------------------------------------------------
+# --- Request parsing: bodies, and finding all of their problems ------------
 
-READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
-NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-TEXT_PIECE = 1024 * KIB  # bytes that strings are removed from at once
+READABLE_DIGITS = 4300  # maximum digits of an integer; longer ones are slow to parse in msgspec and in Python
+NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # other databases and C programs cut a text at U+0000
+TEXT_PIECE = 1024 * KIB  # bytes that `outside_strings` reads for each piece
 NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 LEVEL_STEPS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 
-# What msgspec raises for a text that is no JSON, or may be none.
+# Errors that msgspec raises for text that is not JSON. A DecodeError may also be a ValidationError, for valid JSON.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield what of a JSON text is outside of its strings, a piece at a time. This is linear, and mostly in C."""
+    """Yield the characters of a JSON text outside of strings, piece by piece; in linear time, mostly in C."""
     inside, escape = 0, b""
     for start in range(0, len(text), TEXT_PIECE):
         piece = (escape + text[start : start + TEXT_PIECE]).replace(rb"\\", b"")
-        escape = piece[len(piece.rstrip(b"\\")) :]  # half of one, which the next piece completes
+        escape = piece[len(piece.rstrip(b"\\")) :]  # half of an escape sequence, which the next piece completes
         parts = piece.replace(rb"\"", b"").split(b'"')
         yield b"".join(parts[inside::2])
         inside = (inside + len(parts) - 1) % 2
 
 
 def require_json(text: bytes, levels: int = NESTING) -> Any:
-    """Return what a JSON text means. :raises MalformedJSON: when it is none. :raises msgspec.ValidationError: for
-    a number with too many digits.
+    """Parse a JSON text. :raises MalformedJSON: if it is not JSON, or has over `levels` levels of nesting.
+    :raises msgspec.ValidationError: if an integer has too many digits.
     """
     try:
         if text.count(b"[") + text.count(b"{") > levels:  # linear, and mostly in C
@@ -4515,52 +4487,52 @@ def require_json(text: bytes, levels: int = NESTING) -> Any:
         return from_json(text)
     except NOT_JSON as error:
         if isinstance(error, msgspec.ValidationError) and str(error).startswith("Integer"):
-            raise  # of so many digits that Python would take its time
+            raise  # an integer with so many digits that Python would be slow to parse it
         raise not_json(error) from None
 
 
 def not_json(error: Exception) -> MalformedJSON:
-    """Return what a caller is told of a text that is no JSON, or has more levels than can be read."""
+    """Return the `MalformedJSON` for an error of `NOT_JSON`."""
     if isinstance(error, RecursionError):
         return MalformedJSON(f"The body has more than {NESTING} levels of arrays and objects.")
     return MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.")
 
 
-MOST_VALUES = 500_000  # in a body
+MOST_VALUES = 500_000  # maximum in a body
 
 
 def count_values(text: bytes) -> int:
-    """Return an upper bound of the values in a JSON text without strings: each follows a comma or a bracket."""
+    """Return an upper bound of the number of values in a JSON text: each one follows a comma or a bracket."""
     return sum(map(text.count, (b",", b"[", b"{")))
 
 
 def require_few_values(text: bytes) -> None:
-    """Refuse a body of so many values that reading them would take hundreds of megabytes.
+    """Check that a body has at most `MOST_VALUES` values; more would take hundreds of megabytes to parse.
 
-    :raises ValidationFailed: then.
+    :raises ValidationFailed: if it has more, or too many long numbers.
     """
-    if len(text) > 5 * LONG_NUMBERS:  # no shorter one has more of them
+    if len(text) > 5 * LONG_NUMBERS:  # a shorter body cannot have too many of them
         require_plain_numbers(text)
     if count_values(text) <= MOST_VALUES:
         return
     counts = itertools.accumulate(map(count_values, outside_strings(text)))
-    if any(count > MOST_VALUES for count in counts):  # most are refused after a few pieces
+    if any(count > MOST_VALUES for count in counts):  # stops at the first piece over the limit
         raise ValidationFailed([Problem(f"has over {MOST_VALUES:,} values; send it in parts", "")])
 
 
-LONG_NUMBERS = 1_000  # in a body; msgspec takes up to 50 µs for each, without releasing Python's lock
+LONG_NUMBERS = 1_000  # maximum in a body; msgspec takes up to 50 µs for each, without releasing the GIL
 LONG_NUMBER = regex.compile(rb"[0-9](?:\.?[0-9]){40}|[eE][-+]?[0-9]{3}")
 AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 
 
 def count_suspects(text: bytes) -> int:
-    """Return how many parts of a text may be long numbers, at least as many as there are; hashes look alike, too."""
+    """Return an upper bound of the number of matches of `LONG_NUMBER` in a text; parts of hex digests count, too."""
     zeros = text.translate(AS_ZEROS, b"+-")
-    return zeros.count(b"0e000") + zeros.count(b"0" * 21)  # on one side of the point
+    return zeros.count(b"0e000") + zeros.count(b"0" * 21)  # 21 of over 40 digits are on one side of the decimal point
 
 
 def require_plain_numbers(text: bytes) -> None:
-    """Raise `ValidationFailed` if a body has over 1,000 numbers of over 40 digits, or an exponent of three or more."""
+    """Limit the `LONG_NUMBER` matches in a body. :raises ValidationFailed: if there are more than `LONG_NUMBERS`."""
     if count_suspects(text) <= LONG_NUMBERS:
         return
     found = sum(len(LONG_NUMBER.findall(bare)) for bare in outside_strings(text) if count_suspects(bare))
@@ -4570,17 +4542,17 @@ def require_plain_numbers(text: bytes) -> None:
 
 
 def document_of(text: bytes) -> Any:
-    """Return what a body means that breaks a rule, so that all that is wrong with it can be told.
+    """Parse a JSON text that its model refused, so that all of its problems can be found.
 
-    Of a number with more digits than Python reads in reasonable time, infinity is left.
+    Integers with more than `READABLE_DIGITS` digits become infinity, because Python would be slow to parse them.
 
-    :raises MalformedJSON: when it is no JSON.
+    :raises MalformedJSON: if it is not JSON.
     """
     try:
         return require_json(text)
     except msgspec.ValidationError:
         pass
-    # json.loads takes lone surrogates and 1e999
+    # json.loads accepts lone surrogates and 1e999, so this checks the text without its long integers first.
     require_json(regex.sub(rb"[0-9]{%d,}" % READABLE_DIGITS, b"9999", text))
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= READABLE_DIGITS else math.inf)
@@ -4589,7 +4561,7 @@ def document_of(text: bytes) -> Any:
 
 
 def nul_paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Give the places of all strings and member names with U+0000."""
+    """Yield the paths of all strings and member names that contain U+0000."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if isinstance(value, str) and "\0" in value:
         yield path
@@ -4601,7 +4573,7 @@ def nul_paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[st
 
 
 def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
-    """Tell where a body has U+0000, which other databases and C programs take for the end of a text."""
+    """Return the problems of strings and names with U+0000, up to `MAX_TASK_PROBLEMS` per task; ignore `exempt`."""
     if not NUL_ESCAPE.search(text):
         return []
     document = document_of(text)
@@ -4613,36 +4585,36 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
         tick()
         task = path[:2] if path[:1] == ("tasks",) else ()
         in_task[task] += 1
-        if in_task[task] <= PROBLEMS_OF_ONE:
+        if in_task[task] <= MAX_TASK_PROBLEMS:
             problems.append(Problem("must not contain U+0000", json_pointer(path)))
     return problems
 
 
 @cache
 def model_validator(model: Any) -> Any:
-    """Return what finds everything that is wrong with a value: the schema that OpenAPI publishes of its model."""
+    """Return the jsonschema validator of a model, made from the schema that the OpenAPI document publishes."""
     references, components = schemas_of([model])
     schema = {**references[model], "components": {"schemas": components}}
     return validator_of(schema)
 
 
 def model_problems(model: Any, document: Any, pointer: str = "") -> Iterator[Problem]:
-    """Yield all problems of a value that its model refused, but for U+0000 (see `nul_problems`).
+    """Yield up to `MAX_TASK_PROBLEMS` problems of a value that its model refused; not U+0000, see `nul_problems`.
 
-    If jsonschema finds none, a member is repeated or a number too large, which only msgspec checks.
+    If jsonschema finds none, a member is duplicate or a number is too large: only msgspec checks that.
 
-    :raises OutOfTime: past the deadline.
+    :raises OutOfTime: after the deadline of the enclosing `TimeLimit`.
     """
     nothing = True
-    for problem in itertools.islice(iter_problems(model_validator(model), document, pointer), PROBLEMS_OF_ONE):
+    for problem in itertools.islice(iter_problems(model_validator(model), document, pointer), MAX_TASK_PROBLEMS):
         nothing = False
         yield problem
     if nothing and next(nul_paths(document), None) is None:
-        yield Problem("has a member twice, or a number that is too large", pointer)
+        yield Problem("has a duplicate member name, or a number that is too large", pointer)
 
 
 def read_model(model: type[Checked], text: bytes) -> Checked:
-    """Return a JSON text as its model. :raises MalformedJSON: first. :raises msgspec.ValidationError: then."""
+    """Parse text as a model. :raises MalformedJSON: if not JSON. :raises msgspec.ValidationError: if it is refused."""
     try:
         return cast(Checked, decoder(model).decode(text))
     except msgspec.ValidationError:
@@ -4652,10 +4624,10 @@ def read_model(model: type[Checked], text: bytes) -> Checked:
 
 
 class Parsed(Struct):
-    """The tasks of a submission, as they will be stored, and their extensions with pointers, to be checked.
+    """A parsed submission: its tasks as they will be stored, and their extensions, not checked yet, with pointers.
 
-    `complete` is false if the time was over before all problems were found. `number` is what gives reports of the same
-    identity their external ids, as `submit_reports` takes it.
+    `complete` is false if the time ran out before all problems were found. `submit_reports` calls `number`, which sets
+    external ids: reports that differ only in location get ids with a number.
     """
 
     reports: list[NewTask] = []
@@ -4665,7 +4637,7 @@ class Parsed(Struct):
     number: Numbering | None = None
 
     def add(self, task: TaskReport, pointer: str) -> None:
-        """Take one task that its model has accepted, or note what rules it breaks."""
+        """Add a task that its model accepted, and the problems of the rules that the model cannot express."""
         problems = rule_problems(
             task.description, enumerate(task.evidence or ()), enumerate(task.remediation or ()), task.tags or ()
         )
@@ -4677,7 +4649,7 @@ class Parsed(Struct):
         steps = [StoredStep(int(each.step or position), each.instruction) for position, each in numbered]
         for criterion in task.success_criteria or ():
             criterion.automatable = bool(criterion.automatable)
-        stored: Any = task  # from here on each field is as its column holds it
+        stored: Any = task  # from here on, its fields are replaced by the values of their columns
         labels = evidence_labels(task.evidence) if task.evidence else ""
         stored.severity = RANKS[task.severity]
         stored.evidence = to_json_text(task.evidence) if task.evidence else None
@@ -4696,7 +4668,7 @@ class Parsed(Struct):
         )
 
     def add_extensions(self, raw: Raw, pointer: str) -> str | None:
-        """Note a task's extensions to be checked, or what is wrong with them by themselves, and return them."""
+        """Add extensions to those that are checked later; return their text, or None if missing or refused."""
         try:
             extensions, _ = read_object(raw, f"{pointer}/extensions", 256 * KIB)
         except ValidationFailed as error:
@@ -4706,7 +4678,7 @@ class Parsed(Struct):
         return extensions
 
     def add_refused(self, text: bytes, pointer: str) -> None:
-        """Note everything that is wrong with one task that its model has refused."""
+        """Add the problems of a task that its model refused, up to `MAX_TASK_PROBLEMS` of each kind."""
         document = document_of(text)
         others = len(self.problems)
         self.problems += model_problems(TaskReport, document, pointer)
@@ -4717,30 +4689,30 @@ class Parsed(Struct):
             description if isinstance(description, str) else None,
             readable_items(document.get("evidence"), Evidence),
             readable_items(document.get("remediation"), RemediationStep),
-            tags[:PROBLEMS_OF_ONE] if isinstance(tags := document.get("tags"), list) else (),
+            tags[:MAX_TASK_PROBLEMS] if isinstance(tags := document.get("tags"), list) else (),
         )
         there = {problem.pointer for problem in self.problems[others:]}
         more = (problem.below(pointer) for problem in rules)
         unsaid = (problem for problem in more if problem.pointer not in there)
-        self.problems += itertools.islice(unsaid, PROBLEMS_OF_ONE)
+        self.problems += itertools.islice(unsaid, MAX_TASK_PROBLEMS)
         if isinstance(document.get("extensions"), dict | None):
-            self.add_extensions(given_members(text).get("extensions", Raw()), pointer)
+            self.add_extensions(raw_members(text).get("extensions", Raw()), pointer)
 
 
 def readable_items(items: Any, model: type[Checked]) -> Iterator[tuple[int, Checked]]:
-    """Yield those of the first items of an array that are good, with their indexes, in a task that was refused."""
-    for index, item in enumerate(items[:PROBLEMS_OF_ONE] if isinstance(items, list) else ()):
+    """Yield (index, item) for the first `MAX_TASK_PROBLEMS` items of an array; skip items that the model refuses."""
+    for index, item in enumerate(items[:MAX_TASK_PROBLEMS] if isinstance(items, list) else ()):
         with suppress(msgspec.ValidationError):
             yield index, converted(item, model)
 
 
 def to_json_text(value: Any) -> str:
-    """Return the JSON text of what is stored as such."""
+    """Encode a value as JSON text for a column."""
     return to_json(value).decode()
 
 
 def exceeds_bytes(text: str | None, limit: int) -> bool:
-    """Tell whether a text has more bytes in UTF-8 than a limit."""
+    """Check whether a text has more than `limit` bytes in UTF-8."""
     return text is not None and len(text) * 4 > limit and len(text.encode()) > limit
 
 
@@ -4750,7 +4722,7 @@ def rule_problems(
     remediation: Iterable[tuple[int, RemediationStep]],
     tags: Sequence[Any],
 ) -> Iterator[Problem]:
-    """Yield the problems of a task that its model cannot express. Evidence and steps have their indexes."""
+    """Yield the problems of a task with rules that its model cannot express; pairs are (index, item)."""
     if exceeds_bytes(description, 64 * KIB):
         yield Problem("must be at most 64 KiB of UTF-8", "/description")
     for index, item in evidence:
@@ -4760,18 +4732,18 @@ def rule_problems(
     for index, step in remediation:
         number = int(step.step or index + 1)
         if number in taken:
-            yield Problem(f"step {number} is there already; steps must differ", f"/remediation/{index}/step")
+            yield Problem(f"step {number} is used already; steps must differ", f"/remediation/{index}/step")
         taken.add(number)
     for index, tag in enumerate(tags):
         if isinstance(tag, str) and tag in tags[:index]:
-            yield Problem("is there already; tags must differ", f"/tags/{index}", value=truncate(tag))
+            yield Problem("is a duplicate; tags must differ", f"/tags/{index}", value=truncate(tag))
 
 
 def evidence_problems(item: Evidence) -> list[Problem]:
-    """Return which rules an item of evidence breaks that its model cannot express."""
+    """Return the problems of an evidence item with rules that its model cannot express."""
     problems = []
     if item.url is None and item.content is None and item.label is None:
-        problems.append(Problem(SHOWS_NOTHING, ""))
+        problems.append(Problem(MISSING_EVIDENCE, ""))
     if exceeds_bytes(item.content, 256 * KIB):
         problems.append(Problem("must be at most 256 KiB of UTF-8", "/content"))
     url = item.url or ""
@@ -4781,21 +4753,21 @@ def evidence_problems(item: Evidence) -> list[Problem]:
     elif scheme != "data" and len(url) > 2048:
         complaint = "must be at most 2,048 characters long"
     elif scheme == "data" and not url[5:].lower().startswith("image/"):
-        complaint = "must hold an image, as a data: URL"
+        complaint = "must contain an image if it is a data: URL"
     elif scheme == "data" and exceeds_bytes(url, 256 * KIB):
-        complaint = "must be at most 256 KiB, as a data: URL"
+        complaint = "must be at most 256 KiB if it is a data: URL"
     if complaint:
         problems.append(Problem(complaint, "/url", value=truncate(url)))
     return problems
 
 
 def read_object(raw: Raw, pointer: str, limit: int) -> tuple[str | None, Any]:
-    """Return a free-form object as its text exactly as sent (None when left out) and as what it means ({} then).
+    """Return a free-form object as its text exactly as sent, and its parsed value; (None, {}) if it is null or missing.
 
-    It may have as many levels as the task or batch around it leaves. Of SARIF, the export may add some.
+    It may have fewer levels than a body, because the task or batch around it counts, too. A SARIF export may add some.
 
-    :raises MalformedJSON: when msgspec skipped something that is no JSON. :raises ValidationFailed: when it is
-    no object or too large.
+    :raises MalformedJSON: if it is not JSON, which msgspec does not check in a `Raw`.
+    :raises ValidationFailed: if it is not an object, or too large.
     """
     text = bytes(raw)
     if text in (b"", b"null"):
@@ -4811,20 +4783,20 @@ def read_object(raw: Raw, pointer: str, limit: int) -> tuple[str | None, Any]:
     return text.decode(), value
 
 
-OUT_OF_TIME = Problem("breaks rules, and there was no time to tell all of them; send less at once", "")
+OUT_OF_TIME = Problem("was not checked completely, because that took too long; send less at once", "")
 
 
 class SlowBody(Struct, frozen=True, eq=False):
-    """A body that its model refused: `read` returns it, or raises `ValidationFailed` with every problem.
+    """A body that may break rules. `read` looks for its problems, for up to `schema_timeout` seconds, in a thread.
 
-    That takes up to the settings' `schema_timeout`, so servers run it in a thread.
+    `read` returns the parsed body (a `Parsed` contains its problems), or raises `ValidationFailed` with the problems.
     """
 
     read: Callable[[], Any]
 
 
 class SubmissionForm(Struct):
-    """Members that distinguish the forms of a submission: a dict of all would take as long as the rest."""
+    """The members that tell a batch, a task and SARIF apart; parsing all members into a dict would double the time."""
 
     tasks: Raw = NOT_SENT
     runs: Raw = NOT_SENT
@@ -4832,16 +4804,18 @@ class SubmissionForm(Struct):
 
 
 def parse_submission(text: bytes, settings: Settings) -> Parsed | SlowBody:
-    """Parse a submission of either form.
+    """Parse a batch or a single task; return a `SlowBody` if the model refuses it.
 
-    :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many values or tasks.
+    :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it is SARIF, or has too many values or tasks.
     """
     require_few_values(text)
     form = SubmissionForm()
     with suppress(*NOT_JSON):
         form = decoder(SubmissionForm).decode(text)
     if form.runs and form.version:
-        raise ValidationFailed([Problem("is SARIF; send it as Content-Type: application/sarif+json", "/runs")])
+        raise ValidationFailed(
+            [Problem("belongs to SARIF; send the document as Content-Type: application/sarif+json", "/runs")]
+        )
     single = not form.tasks
     try:
         tasks = [read_model(TaskReport, text)] if single else read_model(TaskBatch, text).tasks
@@ -4857,7 +4831,7 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed | SlowBody:
 
 
 def parse_refused(text: bytes, single: bool, settings: Settings) -> Parsed:
-    """Parse a submission that its model refused, with the problems of each bad task that are found in time.
+    """Parse a submission that its model refused, and collect the problems of each task that are found in time.
 
     :raises ValidationFailed: if it has too many tasks.
     """
@@ -4883,9 +4857,9 @@ def parse_refused(text: bytes, single: bool, settings: Settings) -> Parsed:
 
 
 def batch_items(parsed: Parsed, text: bytes) -> list[Raw]:
-    """Return the tasks of a batch unread, and note what is wrong around them."""
-    members = given_members(text)
-    around: dict[str, Any] = dict.fromkeys(members)
+    """Return the tasks of a batch as raw JSON, and add the problems of the batch itself to `parsed`."""
+    members = raw_members(text)
+    around: Json = dict.fromkeys(members)
     items: list[Raw] = []
     try:
         items = decoder(list[Raw]).decode(members["tasks"])
@@ -4898,20 +4872,20 @@ def batch_items(parsed: Parsed, text: bytes) -> list[Raw]:
 
 
 def require_size(tasks: Sequence[Any], settings: Settings) -> None:
-    """Check that a batch has not too many tasks. :raises ValidationFailed: when it has."""
+    """Check that a batch has at most `max_batch` tasks. :raises ValidationFailed: if it has more."""
     if len(tasks) > settings.max_batch:
-        detail = f"must have at most {settings.max_batch:,} tasks, and has {len(tasks):,}; send them in parts"
+        detail = f"must have at most {settings.max_batch:,} tasks, but has {len(tasks):,}; send them in parts"
         raise ValidationFailed([Problem(detail, "/tasks")])
 
 
 def task_of(problem: Problem) -> tuple[int, ...]:
-    """Return the place of the task that a problem of a batch or of SARIF is about, () for the whole body."""
+    """Return the indexes of the batch's task or the SARIF result that a problem is about; () for the whole body."""
     match = regex.match(r"/tasks/(\d+)|/runs/(\d+)/results/(\d+)", problem.pointer or "")
     return tuple(int(number) for number in match.groups() if number) if match else ()
 
 
-def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort problems so that the first ones hold one of each bad task, in the tasks' order."""
+def one_problem_per_task_first(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort problems by task. If not all can be listed, put one problem of each bad task first."""
     ordered = sorted(problems, key=task_of)
     if len(ordered) <= LISTED_PROBLEMS:
         return ordered
@@ -4921,9 +4895,9 @@ def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
 
 
 class FreeForm(Struct, frozen=True):
-    """The member of a body that may be any object, what reads it, and whether it may have U+0000.
+    """The member of a body that may be any JSON object.
 
-    `read` is given the member as it was sent, and raises ValidationFailed with everything against it.
+    `read` gets its raw JSON and the settings; it raises ValidationFailed with all problems. `nul` allows U+0000.
     """
 
     member: str
@@ -4931,7 +4905,7 @@ class FreeForm(Struct, frozen=True):
     nul: bool = False
 
     def problems(self, raw: Raw, settings: Settings | None = None) -> list[Problem]:
-        """Return the problems of the member alone."""
+        """Return the problems that `read` finds in the member."""
         try:
             self.read(raw, settings)
         except ValidationFailed as error:
@@ -4940,14 +4914,14 @@ class FreeForm(Struct, frozen=True):
 
 
 def read_metadata(raw: Raw, _: object = None) -> str:
-    """Return a run's metadata. :raises ValidationFailed: with everything against it."""
+    """Return a run's metadata as JSON text. :raises ValidationFailed: with all of its problems."""
     return read_object(raw, "/metadata", 64 * KIB)[0] or "{}"
 
 
 def read_schema(raw: Raw, settings: Settings) -> str | None:
-    """Return the schema of a project type as it was sent, checked in two fifths of the time that a request has.
+    """Check the schema of a project type in at most 0.4 of `schema_timeout`; return it as it was sent, or None.
 
-    :raises ValidationFailed: with every fault. :raises ExtensionCheckTimeout: when that takes too long.
+    :raises ValidationFailed: with all of its problems. :raises ExtensionCheckTimeout: if the check takes too long.
     """
     text, schema = read_object(raw, "/extensionSchema", 1024 * KIB)
     if text is not None:
@@ -4956,7 +4930,7 @@ def read_schema(raw: Raw, settings: Settings) -> str | None:
 
 
 def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settings: Settings) -> Checked | SlowBody:
-    """Parse a body that is one model.
+    """Parse a body into a model; return a `SlowBody` if the model refuses it or it may contain U+0000.
 
     :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many values.
     """
@@ -4979,7 +4953,7 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
                 if value is None:
                     problems += model_problems(model, document)
                     if free and isinstance(document, dict) and isinstance(document.get(free.member), dict):
-                        problems += free.problems(given_members(text)[free.member], settings)
+                        problems += free.problems(raw_members(text)[free.member], settings)
                 problems += nul_problems(text, free.member if free and free.nul else None)
         except (OutOfTime, ExtensionCheckTimeout):
             problems.append(OUT_OF_TIME)
@@ -4991,30 +4965,29 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
 
 
 def decision_problems(update: TaskUpdate) -> list[Problem]:
-    """Tell which rule a decision breaks that its model cannot express."""
+    """Return the problems of a triage decision with rules that its model cannot express."""
     if update.reason and update.status in UNFINISHED:
-        return [Problem(FINISHED_ALONE, "/reason", value=update.reason)]
+        return [Problem(REQUIRES_FINISHED, "/reason", value=update.reason)]
     decides = (update.status, update.comment, update.reason, update.assignee) != (None, None, None, None)
-    return [] if decides else [Problem(DECIDES_NOTHING, "")]
+    return [] if decides else [Problem(MISSING_DECISION, "")]
 
 
 def reason_problem(update: TaskUpdate, state: TaskRow, pointer: str) -> Problem | None:
-    """Tell at a place in the body that a reason, given alone, does not go with what a task is, where it does not."""
+    """Return a problem if an update sets a reason without a status and the task is unfinished, otherwise None."""
     if not update.reason or update.status or state.status not in UNFINISHED:
         return None
-    return Problem(f"{FINISHED_ALONE}, and the task is {state.status}", pointer)
+    return Problem(f"{REQUIRES_FINISHED}, but the task is {state.status}", pointer)
 
 
-# ---------------------------------------------------------------------------
-# Reading a request: its parameters and headers
-# ---------------------------------------------------------------------------
+# --- Request parsing: parameters and headers -------------------------------
 
 
 @cache
 def parameter_kinds(model: Any) -> dict[str, type]:
-    """Tell of each query parameter whether it is several, a number, a bool, a time or text.
+    """Return the kind of each query parameter by name: list, set, tuple, bool, int, `Moment` or str.
 
-    Of those that are several, a tuple's values have commas, and a set's may.
+    Commas separate the values of a list. A tuple gets the whole text as one value. A set gets the whole text and also
+    its parts between commas.
     """
     hints = get_type_hints(model)
     kinds: dict[str, type] = {}
@@ -5025,11 +4998,11 @@ def parameter_kinds(model: Any) -> dict[str, type]:
     return kinds
 
 
-PARAMETERS = 5000  # of one request: repeated filters of a thousand values each
+PARAMETERS = 5000  # maximum in one request; several filters may have a thousand values each
 
 
 def read_query(model: type[Checked], text: str) -> Checked:
-    """Return the query parameters of a request as their model. :raises InvalidParameter: for the first bad one."""
+    """Parse a query string into its model. :raises InvalidParameter: for the first bad parameter."""
     try:
         pairs = parse_qsl(
             text.encode("latin-1").decode(), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS
@@ -5038,19 +5011,19 @@ def read_query(model: type[Checked], text: str) -> Checked:
         raise InvalidParameter(
             "query string", f"must be percent-encoded UTF-8 with at most {PARAMETERS:,} parameters"
         ) from None
-    kinds, values, count = parameter_kinds(model), dict[str, Any](), 0
+    kinds, values, count = parameter_kinds(model), Json(), 0
     for name, value in pairs:
         if name not in kinds:
             raise InvalidParameter(name, f"is not a known parameter; known here: {', '.join(kinds) or 'none'}")
         several = kinds[name] in (list, set, tuple)
         if name in values and not several:
-            raise InvalidParameter(name, "is given more than once, and takes one value")
+            raise InvalidParameter(name, "is given more than once, but takes one value")
         read = parameter_value(name, value, kinds[name])
         if several:
             values.setdefault(name, []).extend(read)
             count += len(read)
-            if count > PARAMETERS:  # to look through all of them would take seconds
-                raise InvalidParameter(name, f"must have at most 1,000 values, and all filters {PARAMETERS:,} together")
+            if count > PARAMETERS:  # validating more would take seconds
+                raise InvalidParameter(name, f"must have at most 1,000 values; all filters together, {PARAMETERS:,}")
         else:
             values[name] = read
     try:
@@ -5061,29 +5034,29 @@ def read_query(model: type[Checked], text: str) -> Checked:
 
 
 def read_moment(name: str, text: str) -> str:
-    """Return the first time not before the one that a text means, as times are stored: in UTC, with milliseconds.
+    """Parse a date, or a date and time, rounded up to the next millisecond, into the stored format (UTC).
 
-    :raises InvalidParameter: for what is no ISO 8601.
+    :raises InvalidParameter: if it is not ISO 8601, or has a fraction of an hour or minute.
     """
     try:
         if regex.search("T[0-9:]{2,5}[.,]", text.upper()):
-            raise ValueError  # Python would take the fraction of a minute for that of a second
+            raise ValueError  # Python would take a fraction of an hour or minute for a fraction of a second
         moment = datetime.fromisoformat(text.upper())
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
         moment += timedelta(microseconds=-moment.microsecond % 1000)
     except (ValueError, OverflowError):
-        such = "such as 2026-11-21 or 2026-11-21T02:15:30Z, with the + of a zone written as %2B"
-        raise InvalidParameter(name, f"must be a day or a time {such}") from None
+        examples = "such as 2026-11-21 or 2026-11-21T02:15:30Z; write the + of a time zone as %2B"
+        raise InvalidParameter(name, f"must be an ISO 8601 date or time, {examples}") from None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parameter_value(name: str, text: str, kind: type) -> Any:
-    """Return the value of one query parameter. :raises InvalidParameter: when it is none of its kind."""
+    """Parse the text of one query parameter. :raises InvalidParameter: if it is not valid for its kind."""
     if "\0" in text:
-        raise InvalidParameter(name, "must not contain U+0000")
+        raise InvalidParameter(name, "must not contain the NUL character (U+0000)")
     if kind is int:
         if not regex.fullmatch("[0-9]{1,15}", text):
-            raise InvalidParameter(name, "must be a whole number, in the digits 0 to 9")
+            raise InvalidParameter(name, "must be an integer of at most 15 digits (0 to 9)")
         return int(text)
     if kind is bool:
         if text not in ("true", "false"):
@@ -5091,7 +5064,7 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
         return text == "true"
     if kind is list:
         if not all(parts := text.split(",")):
-            raise InvalidParameter(name, "must not be empty, nor have an empty part")
+            raise InvalidParameter(name, "must not be empty or have an empty value between commas")
         return parts
     if not text:
         raise InvalidParameter(name, "must not be empty")
@@ -5103,48 +5076,48 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
 
 
 def read_if_match(text: str) -> ETags | None:
-    """Return the tags one of which an answer must have (RFC 9110, 13.1.1), None where any would do.
+    """Parse an `If-Match` header (RFC 9110, 13.1.1) into its ETags; None for `*`, which matches any.
 
-    :raises InvalidParameter: where no tag can be read.
+    :raises InvalidParameter: if it has no valid ETag.
     """
     if text.strip() == "*":
         return None
     tags = parse_etags(text)
     if not tags:
-        raise InvalidParameter("If-Match", 'must be * or ETags as they were answered, such as "5f0c…"')
+        raise InvalidParameter("If-Match", 'must be * or ETags exactly as they were returned, such as "5f0c…"')
     return tags
 
 
 def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
-    """Note what is wrong with the extensions of a submission. :raises ExtensionCheckTimeout: when that takes long."""
+    """Check a submission's extensions and add their problems. :raises ExtensionCheckTimeout: if that takes too long."""
     parsed.problems += check_extensions(schema, parsed.extensions, settings.schema_timeout)
 
 
 def accepted_fast(schema: str, extensions: Iterable[tuple[str | None, str]]) -> bool:
-    """Tell whether the extensions of several tasks, each given as text, are good, as far as that is quickly told."""
-    if len(schema) > CACHED_SCHEMA:  # to read a large one takes its time, too
+    """Return True if the fast validator accepts the extensions of all tasks; otherwise they need a full check."""
+    if len(schema) > CACHED_SCHEMA:  # parsing a large schema is slow, too
         return False
     _, accepts = cached_validators(schema)
     texts = (text or "{}" for text, _ in extensions)
     try:
         return all(accepts(from_json(text), len(text)) for text in texts)
-    except ENDS_THE_PROCESS:
+    except EXIT_EXCEPTIONS:
         raise
-    except BaseException:  # a panic of a library in Rust, say; what checks tells of it
+    except BaseException:  # such as a panic of a library in Rust; the full check reports it
         return False
 
 
 class BodyFormat(Struct, frozen=True, kw_only=True):
-    """A form in which a body may be sent: what reads it, and how many bytes it may have."""
+    """A format of request bodies: its parser, and the limit of its size in bytes."""
 
     parse: Callable[[bytes, Settings], Any]
     limit: Callable[[Settings], int] = attrgetter("max_body")
 
 
 class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
-    """A form in which findings may be submitted.
+    """A format in which findings may be submitted.
 
-    `parse` returns a `Parsed`, to which `judge` adds what is wrong with its extensions by the project type's schema.
+    `parse` returns a `Parsed`. `judge` checks its extensions against the project type's schema, and adds the problems.
     """
 
     judge: Callable[[str, Parsed, Settings], None] = judge_extensions
@@ -5154,7 +5127,7 @@ REGISTRY.submission_formats[JSON_TYPE] = SubmissionFormat(parse=parse_submission
 
 
 def decoded(text: str) -> str:
-    """Return what WSGI has as Latin-1 (PEP 3333) as the UTF-8 that it is."""
+    """Decode UTF-8 that WSGI passes as Latin-1 (PEP 3333)."""
     return text.encode("latin-1").decode(errors="replace")
 
 
@@ -5168,24 +5141,22 @@ def prefix_of(environ: WSGIEnvironment) -> str:
     return quote(environ.get("SCRIPT_NAME", "").rstrip("/"), PATH_CHARACTERS, "latin-1")
 
 
-# ---------------------------------------------------------------------------
-# Who may call what: keys, and the operations that they open
-# ---------------------------------------------------------------------------
+# --- Authentication, and routing to operations -----------------------------
 
-KEY_KNOWN = 0.005  # seconds
+KEY_CACHE_TIME = 0.005  # seconds
 HEALTH_KEPT = 1.0  # seconds
-IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
-LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be done for the file
+IDLE_SEARCH = 1.0  # minimum seconds between two searches for idle runs of a client
+MAINTENANCE_INTERVAL = 1.0  # seconds
 
 
 class Service:
-    """What the routes of one blueprint share: the settings, the database, and who is told of what happens."""
+    """State that the routes of one blueprint share: settings, database, listeners, router and caches."""
 
-    _met_until = 0.0
-    _met_version = 0
+    _keys_until = 0.0
+    _keys_version = 0
     _maintained_until = 0.0
     _probed_until = 0.0
-    _trouble: Exception | None = None
+    _health_error: Exception | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -5193,57 +5164,57 @@ class Service:
         self.listeners = Listeners()
         self.router = Router(REGISTRY.operations.values())
         self.pages = PageCache()
-        self._given_key = hashed(settings.api_key) if settings.api_key else ""
-        self._met: dict[str, Principal] = {}
+        self._settings_key = hashed(settings.api_key) if settings.api_key else ""
+        self._keys: dict[str, Principal] = {}
         self._idle_until: dict[str, float] = {}
         self._probing = threading.Lock()
 
     def check_health(self) -> None:
-        """Check that the database can be read and written, once a second at most: in between, the last answer counts.
+        """Check that the database can be read and written; raise the error of the check if it cannot.
 
-        Anybody may ask for it.
+        The result is cached for one second, because the health endpoint needs no key.
         """
         with self._probing:
             if time.monotonic() >= self._probed_until:
-                self._trouble = None
+                self._health_error = None
                 try:
                     self.database.probe()
                 except Exception as error:
-                    self._trouble = error
+                    self._health_error = error
                 self._probed_until = time.monotonic() + HEALTH_KEPT
-        if self._trouble is not None:
-            raise self._trouble.with_traceback(None)
+        if self._health_error is not None:
+            raise self._health_error.with_traceback(None)
 
-    def maintain_now_and_then(self, *, deleted: bool) -> None:
-        """Do what the engine wants done, also about what was deleted, where requests are all that ever happens."""
+    def run_due_maintenance(self, *, deleted: bool) -> None:
+        """Run maintenance after a deletion, or a second after the last; for servers without a maintenance thread."""
         if deleted or time.monotonic() >= self._maintained_until:
-            self._maintained_until = time.monotonic() + LOOK_EVERY
+            self._maintained_until = time.monotonic() + MAINTENANCE_INTERVAL
             self.database.run_maintenance()
 
     def fail_idle_runs(self, connection: Connection, client_id: str) -> None:
-        """Fail the runs of a client that nobody uses any more, unless that was done within the last second."""
+        """Fail the idle runs of a client, unless the last search was less than a second ago."""
         timeout = self.settings.run_timeout
         if timeout and time.monotonic() >= self._idle_until.get(client_id, 0.0) and self.database.trusts_clock():
             self._idle_until[client_id] = time.monotonic() + IDLE_SEARCH
             fail_idle_runs(connection, client_id, timeout)
 
     def authenticate(self, header: str) -> Principal:
-        """Return who sends an Authorization header. :raises Unauthorized: when it is nobody.
+        """Return the principal of an Authorization header. :raises Unauthorized: if its key is not valid.
 
-        Who was just met is known for some milliseconds more, unless this process has written since: fewer than
-        it takes a command that revokes a key to end.
+        Results are cached for 5 ms and dropped after every commit of this process. A command that revokes a key takes
+        longer, so when it ends, the key is rejected.
         """
         moment = time.monotonic()
-        if moment > self._met_until or self._met_version != self.database.version:
-            self._met, self._met_until, self._met_version = {}, moment + KEY_KNOWN, self.database.version
-        met = self._met  # another thread may begin anew while this one looks, and what it finds belongs to now
-        if header in met:
-            return met[header]
+        if moment > self._keys_until or self._keys_version != self.database.version:
+            self._keys, self._keys_until, self._keys_version = {}, moment + KEY_CACHE_TIME, self.database.version
+        cached = self._keys  # another thread may replace the dict meanwhile; this result belongs in the present one
+        if header in cached:
+            return cached[header]
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
-        if self._given_key and hmac.compare_digest(hashed(key), self._given_key):
-            return met.setdefault(header, Principal("environment", "default", "FINDINGS_API_KEY", "full"))
+        if self._settings_key and hmac.compare_digest(hashed(key), self._settings_key):
+            return cached.setdefault(header, Principal("environment", "default", "FINDINGS_API_KEY", "full"))
         now = timestamp()
         with self.database.reading() as connection:
             found = select_principal(connection, key, now)
@@ -5251,66 +5222,67 @@ class Service:
             raise Unauthorized("This API key is unknown, expired or revoked.")
         principal, last_used_at = found
         if (last_used_at or "")[:16] != now[:16]:
-            self.database.use_later(principal.client_id, "api_keys", principal.key_id, now)
-        met[header] = principal
+            self.database.record_use(principal.client_id, "api_keys", principal.key_id, now)
+        cached[header] = principal
         return principal
 
 
-USER = "HTTP_FINDINGS_USER"  # where WSGI has the header
+USER = "HTTP_FINDINGS_USER"  # the header's key in a WSGI environment
 USER_RULE = (
-    "must come once, under just this name, as 1 to 200 printable characters without a comma; `serve` reads ASCII only,"
-    " such as e-mail addresses"
+    "must be sent once, under exactly this name, as 1 to 200 printable characters without a comma; `serve` accepts"
+    " ASCII only, such as e-mail addresses"
 )
 
 
 def with_user(principal: Principal, environ: WSGIEnvironment) -> Principal:
-    """Return who makes a request with the user that it names, which it does with a key for users, and no other.
+    """Return the principal with the user that the header `Findings-User` names.
 
-    :raises Unauthorized: when it names none. :raises InvalidParameter: for one that may not be, or with another key.
+    :raises Unauthorized: without the header.
+    :raises InvalidParameter: if the header is malformed, or the key was not created for users.
     """
     if not principal.for_users:
-        raise InvalidParameter("Findings-User", "goes with a key of `keys create --for-users` alone, and yours is none")
+        raise InvalidParameter("Findings-User", "requires a key created with `keys create --for-users`")
     if USER not in environ:
-        raise Unauthorized("This key is for users: send in Findings-User whom the request is from, as its proxy does.")
+        raise Unauthorized("This key is for users: its proxy must name the user of each request in Findings-User.")
     user = decoded(environ[USER])
-    # What was sent twice, anybody on the way may have joined by a comma (RFC 9110, 5.3).
+    # If a header was sent twice, any intermediary may have joined the values with a comma (RFC 9110, 5.3).
     if not 1 <= len(user) <= 200 or not user.isprintable() or user.isspace() or {",", "\ufffd"} & {*user}:
         raise InvalidParameter("Findings-User", USER_RULE)
     return replace(principal, user=user)
 
 
 def require_own_site(environ: WSGIEnvironment) -> None:
-    """Check that no other site makes the browser of somebody who is signed in write, as far as that says so.
+    """Check that a user's write comes from the service's own origin, if the browser sends `Sec-Fetch-Site`.
 
-    See https://www.w3.org/TR/fetch-metadata/. :raises Forbidden: when one does.
+    See https://www.w3.org/TR/fetch-metadata/. :raises Forbidden: if it comes from another origin.
     """
     if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") != "same-origin":
         raise Forbidden(
-            "Sec-Fetch-Site says that another site asks for this; users write from the service's own alone."
+            "Sec-Fetch-Site says that another origin sent this request; users can only write from the service's page."
         )
 
 
 class Export(Struct, frozen=True, kw_only=True):
-    """A form besides JSON in which an operation is answered: what does that, and its query, where that is another."""
+    """A response format other than JSON: its handler, and its query model if the operation's does not fit."""
 
     answer: Callable[[ApiRequest], HandlerResult]
     query: Any = None
 
 
 class Operation(Struct, frozen=True, eq=False):
-    """One method of one path, from which the routes and the OpenAPI document are made.
+    """One method of one path. Routes and the OpenAPI document are generated from the operations.
 
-    `body` is the model of the body, or several ones. `exports` are formats of the response other than JSON, by media
-    type. `tagged` is whether the response has an ETag for If-Match, `has_weak_etag` whether it has one for
-    If-None-Match, `keyed` whether the request may have an Idempotency-Key.
+    `formats` are those of the body, `exports` those of the response other than JSON. `refusals` are errors besides the
+    common ones. The response has an ETag for If-Match if `tagged` is true, and one for If-None-Match if `has_weak_etag`
+    is. The request may have an Idempotency-Key if `keyed` is true.
     """
 
     method: str
     path: str
     level: str | None
-    answers: Mapping[int, Any]
+    answers: Mapping[int, Any]  # models of successful responses, by status
     handler: Callable[..., HandlerResult]
-    body: Any = None
+    body: Any = None  # its model, or several
     formats: Mapping[str, BodyFormat] = {}
     query: Any = RequestModel
     exports: Mapping[str, Export] = {}
@@ -5323,9 +5295,9 @@ class Operation(Struct, frozen=True, eq=False):
 def operation(
     method: str, path: str, level: str | None, answers: Mapping[int, Any], *, free: FreeForm | None = None, **more: Any
 ) -> Callable[[Callable[..., HandlerResult]], Operation]:
-    """Make an operation of its handler, which gets an `ApiRequest` and the parts of the path; `more` is as it has them.
+    """Return a decorator that turns a handler into an `Operation`; `more` are further fields of the operation.
 
-    :param free: the member of the body that may be any object.
+    The handler gets an `ApiRequest` and the parameters of the path. :param free: the body's free-form member.
     """
     more.setdefault("keyed", method == "POST")
     if body := more.get("body"):
@@ -5335,20 +5307,20 @@ def operation(
 
 
 def listed_methods(operations: Iterable[Operation]) -> str:
-    """Return the methods of some operations, as `Allow` has them: where there is GET, there is HEAD."""
+    """Return the methods of some operations as the value of `Allow`; GET implies HEAD."""
     methods = {each.method for each in operations}
     return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
 @lru_cache(maxsize=64)
 def methods_for(level: str, path: str) -> str:
-    """Return the methods that a key of a level has at the path of an operation (RFC 9110, 10.2.1)."""
+    """Return the value of `Allow`: the methods of a path that a key of this level may use (RFC 9110, 10.2.1)."""
     reached = LEVELS[: LEVELS.index(level) + 1]
     return listed_methods(each for each in REGISTRY.operations.values() if each.path == path and each.level in reached)
 
 
 class Router:
-    """Finds the operation that a request is of, by the steps of its path."""
+    """Index of operations by the steps of their paths, which are the parts between slashes."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         self.operations: list[Operation] = []
@@ -5357,12 +5329,12 @@ class Router:
             self.add(each)
 
     def add(self, another: Operation) -> None:
-        """Find one more operation."""
+        """Add an operation under its path and method."""
         self.operations.append(another)
         self._methods.setdefault(tuple(another.path.split("/")), {})[another.method] = another
 
     def find(self, steps: Sequence[str]) -> tuple[str, dict[str, Operation], dict[str, str]] | None:
-        """Return the path of operations that a request's steps are of, those by their methods, and what it names."""
+        """Return the template that matches a path, its operations by method, and the path's parameters; or None."""
         for pattern, methods in self._methods.items():
             if (parts := match_path(pattern, steps)) is not None:
                 return "/".join(pattern), methods, parts
@@ -5370,7 +5342,7 @@ class Router:
 
 
 def match_path(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] | None:
-    """Return the steps of a path that a pattern such as ("runs", "{run_id}") names; None where it is another path."""
+    """Match a path against a pattern such as ("runs", "{run_id}"); return its parameters, or None if it differs."""
     if len(pattern) != len(steps):
         return None
     parts = {}
@@ -5383,38 +5355,35 @@ def match_path(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] |
 
 
 def missing_module_message(method: str, path: str) -> str:
-    """Return a message if the module that answers a request is not installed, else ""."""
+    """Return an error message if the module that provides an endpoint is not installed, otherwise ""."""
     for name, pattern in API_MODULES.items():
         if regex.fullmatch(pattern, f"{method} {path}") and (missing := load_module(name)):
             return f"This endpoint is provided by {missing}."
     return ""
 
 
-# ---------------------------------------------------------------------------
-# Answering: one call, what becomes of it, and its line in the log
-# ---------------------------------------------------------------------------
+# --- Processing a request: its steps, jobs and response --------------------
 
-
-DOCUMENT_PIECE = 64 * KIB  # bytes that go out at once, as many as a pipe holds
+DOCUMENT_PIECE = 64 * KIB  # bytes that are sent at once; the capacity of a pipe
 
 
 class StreamedBody(Protocol):
-    """A long answer, which goes out in pieces. Who has sent it, or does not, closes it."""
+    """A long response body, sent in pieces. The server closes it after sending it, or instead of sending it."""
 
     size: int
 
     def __iter__(self) -> Iterator[bytes]:
-        """Give its pieces."""
+        """Yield the pieces."""
 
     def close(self) -> None:
-        """Drop it."""
+        """Release the resources of the body, such as a temporary file."""
 
 
 class Response(Struct):
-    """What a request gets: a body, or a document. Who sends it knows the length of a body.
+    """An HTTP response. A long body is in `document` instead of `body`. The server adds the Content-Length.
 
-    `kept` is what a request with an Idempotency-Key gets that comes again, where that is less. `names` are the ids of
-    what the body holds: the answer is not kept longer than any of these.
+    `kept` replaces the body in the response stored for retries, for example without a secret. `names` are ids and names
+    that the body contains: once one of them is deleted, the stored response is dropped.
     """
 
     status: int
@@ -5426,25 +5395,25 @@ class Response(Struct):
 
     @property
     def size(self) -> int:
-        """The bytes of the body."""
+        """The number of bytes of the body."""
         return self.document.size if self.document else len(self.body)
 
 
 def make_response(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str | None) -> Response:
-    """Return an answer with a text, of JSON unless it is said to be another, and those headers that are not None."""
-    given = {name: value for name, value in headers.items() if value is not None}
-    return Response(status, {"Content-Type": content_type, **given}, body)
+    """Return a response with a body, by default of JSON, and with the headers that are not None."""
+    present = {name: value for name, value in headers.items() if value is not None}
+    return Response(status, {"Content-Type": content_type, **present}, body)
 
 
 def json_response(status: int, model: Any, location: str | None = None, names: Sequence[str] = ()) -> Response:
-    """Return a JSON answer."""
-    answer = make_response(status, to_json(model), Location=location)
-    answer.names = names
-    return answer
+    """Return a response with a model as JSON. :param names: see `Response`."""
+    response = make_response(status, to_json(model), Location=location)
+    response.names = names
+    return response
 
 
 def task_response(task: Task) -> Response:
-    """Return a task as JSON, with its ETag."""
+    """Return a response with a task as JSON, and its ETag."""
     return make_response(200, to_json(task), ETag=task.etag)
 
 
@@ -5452,8 +5421,8 @@ PROBLEM_TYPE = "application/problem+json"
 
 
 def problem_response(error: ServiceError) -> Response:
-    """Return the answer that tells of an error."""
-    titles = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
+    """Return the problem response (RFC 9457) for an error."""
+    titles = {413: "Content Too Large", 422: "Unprocessable Content"}  # older Pythons have other phrases
     details = ProblemDetails(
         title=titles.get(error.status) or HTTPStatus(error.status).phrase,
         status=error.status,
@@ -5465,7 +5434,7 @@ def problem_response(error: ServiceError) -> Response:
 
 
 def as_service_error(error: BaseException, environ: WSGIEnvironment) -> ServiceError:
-    """Return what a caller is told of any exception, Flask's among them; a bug is logged here."""
+    """Return the `ServiceError` for any exception, including Flask's; log the traceback if it is a bug."""
     if known := known_error(error):
         return known
     if isinstance(error, RequestEntityTooLarge):
@@ -5473,24 +5442,24 @@ def as_service_error(error: BaseException, environ: WSGIEnvironment) -> ServiceE
     if isinstance(error, HTTPException) and (error.code or 500) < 500:
         return InvalidParameter("request", str(error.description))
     log.error("bug in %r %r", environ["REQUEST_METHOD"], path_of(environ), exc_info=error)
-    return InternalError("The service has a bug here; it is in its log. Nothing was stored.")
+    return InternalError("This is a bug of the service; its log has the traceback. Nothing was stored.")
 
 
 MOST_ACCEPTED = 2_000  # characters of an Accept header that are read
 
 
 def preferred_export(exports: Mapping[str, Export], accept: str) -> Export | None:
-    """Return the form that a request would rather have than JSON (RFC 9110, 12.5.1), None where there is none.
+    """Return the export format that an `Accept` header prefers (RFC 9110, 12.5.1), or None for JSON.
 
-    No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
+    Parameters of a media type are ignored: `text/csv; charset=utf-8` means `text/csv`.
     """
-    forms = parse_accept_header(accept[:MOST_ACCEPTED], MIMEAccept)  # Werkzeug takes 8 µs for each form
-    accepted = MIMEAccept((value.partition(";")[0], q) for value, q in forms)
+    media_types = parse_accept_header(accept[:MOST_ACCEPTED], MIMEAccept)  # Werkzeug takes 8 µs for each one
+    accepted = MIMEAccept((value.partition(";")[0], q) for value, q in media_types)
     return exports.get(accepted.best_match([JSON_TYPE, *exports]) or JSON_TYPE)
 
 
 class Body(Struct, frozen=True):
-    """What has come of the body of a request, whether that is all of it, and whether it has more bytes than it may."""
+    """The received part of a request's body: not `whole` if the rest is missing, `too_large` if over the limit."""
 
     text: bytes = b""
     whole: bool = True
@@ -5500,7 +5469,7 @@ class Body(Struct, frozen=True):
 class ThreadJob(Struct, eq=False, frozen=True):
     """Work that takes so long that a server runs it in a thread.
 
-    Each class of jobs has so many `threads` of its own; a job waits for one for `patience` seconds, None for ever.
+    Each class of jobs has a pool of `threads` threads. A job waits for one at most `patience` seconds (None: no limit).
     """
 
     work: Callable[[], HandlerResult]
@@ -5510,73 +5479,74 @@ class ThreadJob(Struct, eq=False, frozen=True):
 
 
 class Check(ThreadJob, eq=False, frozen=True):
-    """A check of extensions or of a schema."""
+    """Job that validates the extensions of a submission, or the schema of a project type."""
 
     threads = 2
 
 
 class BodyCheck(ThreadJob, eq=False, frozen=True):
-    """Search for every problem of a body that its model refused."""
+    """Job that searches for all problems of a `SlowBody`."""
 
 
 class SlowRead(ThreadJob, eq=False, frozen=True):
-    """A read on a connection of its own."""
+    """Job that reads from the database on a connection of its own."""
 
 
 class PendingWrite(Struct, eq=False, frozen=True):
-    """What a request asks to have stored: all is judged but what depends on the state that it finds.
+    """The write of a request that has passed all checks except those against the stored state.
 
-    `store` does it, and answers, if there is anything to.
+    `store` makes the remaining checks and writes, in a transaction; it returns the response, or None for 204.
     """
 
     request: ApiRequest
     store: Callable[[Connection], Response | None]
 
     def apply(self, connection: Connection) -> Response:
-        """Store it, in a transaction, with the answer for the request's key; what that was given before is given again.
+        """Write in an open transaction, and store the response if the request has an Idempotency-Key.
 
-        :raises ServiceError: when the state does not allow it.
+        A retry writes nothing and gets the stored response. :raises ServiceError: if a check of `store` fails.
         """
         request = self.request
-        if request.request_key is not None and (given := request.earlier_response(connection, request.request_key)):
-            return given
+        if request.request_key is not None and (earlier := request.earlier_response(connection, request.request_key)):
+            return earlier
         raise_revision(connection, request.client_id)
-        given = self.store(connection) or Response(204, {})
+        response = self.store(connection) or Response(204, {})
         if request.request_key is not None:
-            body = given.body if given.kept is None else given.kept
-            kept = StoredResponse(request.body_hash, given.status, given.headers.get("Location"), body.decode())
+            body = response.body if response.kept is None else response.kept
+            kept = StoredResponse(request.body_hash, response.status, response.headers.get("Location"), body.decode())
             in_path = dict.fromkeys(request.view_args.values(), True)
-            insert_response(connection, request.request_key, kept, {**dict.fromkeys(given.names, False), **in_path})
-        return given
+            insert_response(connection, request.request_key, kept, {**dict.fromkeys(response.names, False), **in_path})
+        return response
 
     def work(self) -> Response:
-        """Store it in a transaction of its own."""
+        """Call `apply` in a transaction of its own."""
         with self.request.database.transaction(self.request.client_id) as connection:
             return self.apply(connection)
 
 
-HandlerResult: TypeAlias = Response | ThreadJob | PendingWrite  # of what can be judged about a request without a lock
+HandlerResult: TypeAlias = Response | ThreadJob | PendingWrite  # the result after all checks that need no lock
 ANONYMOUS = Principal("", "", "", "")
-PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
+PAUSES = (0.01, 0.05, 0.2, 0.5)  # backoff: maximum seconds before each retry of a transaction that was rolled back
 
-UNROUTED = "-"  # the route of a request until its operation is known, and in the log of one that has none
+UNROUTED = "-"  # the route of a request until its operation is known, and in the log if it has none
 
 
 class ApiRequest:
-    """One request on its way: `open`, `read`, `check`, and what that leaves to be committed, each of them once.
+    """A request and its parsed state. Its steps, in this order: `open`, `read`, `check`, then any jobs and the write.
 
-    Whoever serves decides where each of these runs, and has what they raise answered by `attempt`.
+    The server decides in which thread a step runs. It calls `attempt`, which retries a step whose transaction the
+    database rolled back, and turns an exception into a response.
     """
 
-    # By `open`
+    # Set by `open`
     operation: Operation
     route = UNROUTED  # the template of the path
     run_id: str | None = None
-    view_args: Mapping[str, str] = MappingProxyType({})  # the values of the path
-    form: Any = None  # of the body
-    _length = 0  # of the body, where it is said
-    limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
-    # By `read`
+    view_args: Mapping[str, str] = MappingProxyType({})  # the parameters of the path
+    form: Any = None  # the `BodyFormat`
+    _length = 0  # the Content-Length, 0 without one
+    limit = sys.maxsize  # maximum bytes of the body; an embedding application may have a limit of its own
+    # Set by `read`
     query: Any = None
     export: Export | None = None
     expected: ETags | None = None
@@ -5589,21 +5559,21 @@ class ApiRequest:
     def __init__(
         self, service: Service, environ: WSGIEnvironment, own_path: str, principal: Principal = ANONYMOUS
     ) -> None:
-        """Nothing is judged yet.
+        """Create a request; nothing is checked yet.
 
-        :param environ: of WSGI (PEP 3333). :param own_path: the path without any prefix.
-        :param principal: who sends the request, where that is known without a key.
+        :param environ: the WSGI environment (PEP 3333). :param own_path: the path without a prefix.
+        :param principal: the sender, if it is known without a key.
         """
         self.service, self.database = service, service.database
         self.environ, self.method, self.own_path = environ, str(environ["REQUEST_METHOD"]), own_path
         self.principal = principal
 
     def open(self) -> Response | None:
-        """Judge all that is known without the body: path, method, key, level, and how large and of which type that is.
+        """Check path, method, key, level, and the announced size and media type of the body.
 
-        A file of the page is answered at once.
+        Return the response if the path is a file of the web page.
 
-        :raises ServiceError: for the first of these, in the contract's order, that is not good.
+        :raises ServiceError: for the first check that fails, in the order that the API promises.
         """
         if self.own_path in REGISTRY.page_files:
             self.route = self.own_path
@@ -5617,7 +5587,7 @@ class ApiRequest:
                 if self.principal.for_users or USER in self.environ:
                     self.principal = with_user(self.principal, self.environ)
             if LEVELS.index(self.principal.level) < LEVELS.index(level):
-                raise Forbidden(f"This needs a key of level {level}; yours is of level {self.principal.level}.")
+                raise Forbidden(f"This needs a key of level {level}; your key has level {self.principal.level}.")
             if self.principal.user is not None and self.operation.method != "GET":
                 require_own_site(self.environ)
         if formats := self.operation.formats:
@@ -5634,7 +5604,7 @@ class ApiRequest:
         return None
 
     def _find_operation(self) -> None:
-        """Route the request. :raises Missing: for an unknown path. :raises WrongMethod: for a path of other methods."""
+        """Route the request. :raises Missing: if the path is unknown. :raises WrongMethod: if it has other methods."""
         method = self.method.replace("HEAD", "GET")
         if not (found := self.service.router.find(self.own_path.split("/"))):
             raise Missing(missing_module_message(method, self.own_path) or "There is nothing at this path.")
@@ -5653,48 +5623,48 @@ class ApiRequest:
         return UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{more}")
 
     def read(self, body: Body) -> None:
-        """Read the body, and the parameters. Which rules the body breaks is told by `check`: an unknown id comes first.
+        """Parse the body and parameters. Rules that the body breaks are reported by `check`, after unknown ids.
 
-        :raises ServiceError: for a body that is no JSON, and a bad parameter.
+        :raises ServiceError: if the body is incomplete, too large or not JSON, or a parameter or header is invalid.
         """
-        asked, environ = self.operation, self.environ
-        if asked.formats:
-            if body.too_large or len(body.text) > self.limit:  # it may have come without a length
+        operation, environ = self.operation, self.environ
+        if operation.formats:
+            if body.too_large or len(body.text) > self.limit:  # there may have been no Content-Length
                 raise self._too_large()
             if body.text and self.form is None:
                 raise self._unsupported()
             if len(body.text) < self._length or not body.whole:
-                raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
+                raise MalformedJSON("The body is incomplete: the connection ended, or the body did not arrive in time.")
             if not body.text:
                 raise MalformedJSON("The body is empty; send a JSON object.")
             self._parse(self.form.parse, body.text, self.service.settings)
-        accept = environ.get("HTTP_ACCEPT") if asked.exports else None
-        self.export = preferred_export(asked.exports, accept) if accept else None
-        query = (self.export and self.export.query) or asked.query
+        accept = environ.get("HTTP_ACCEPT") if operation.exports else None
+        self.export = preferred_export(operation.exports, accept) if accept else None
+        query = (self.export and self.export.query) or operation.query
         self.query = read_query(query, environ.get("QUERY_STRING", ""))
         if self.principal.user is not None and getattr(self.query, "assignee", None) == "me":
             self.query.assignee = self.principal.user
-        if asked.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
-            if not asked.tagged:
+        if operation.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
+            if not operation.tagged:
                 raise InvalidParameter(
-                    "If-Match", "goes with the update of one task; that of several takes `ifMatch` in its body"
+                    "If-Match", "is accepted only for an update of one task; for several, send `ifMatch` in the body"
                 )
             self.expected = read_if_match(tags)
-        if asked.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
+        if operation.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
-            self.request_key = RequestKey(self.client_id, self.principal.sender, asked.method, self.path, key)
+            self.request_key = RequestKey(self.client_id, self.principal.sender, operation.method, self.path, key)
             self.body_hash = hashlib.sha256(body.text).hexdigest()
 
     def check(self) -> HandlerResult:
-        """Answer, or judge all that needs no lock; what is left to do is returned.
+        """Run the handler, which makes all checks that need no lock; return its response, or its job or write to run.
 
-        :raises ServiceError: for what is not good.
+        :raises ServiceError: if a check fails.
         """
         if self.request_key is not None:
             with self.database.reading() as connection:
-                if given := self.earlier_response(connection, self.request_key):
-                    return given
+                if earlier := self.earlier_response(connection, self.request_key):
+                    return earlier
         if isinstance(self._body, SlowBody):
             return BodyCheck(self._check_slow_body)
         return self.export.answer(self) if self.export else self.operation.handler(self, **self.view_args)
@@ -5704,7 +5674,7 @@ class ApiRequest:
         return self.check()
 
     def _parse(self, parse: Callable[..., Any], *arguments: Any) -> None:
-        """Store the body that `parse` returns, or its problems without the traceback, which would keep the text."""
+        """Parse the body and keep it, or its problems; the error's traceback would keep the text in memory."""
         self._body = None
         try:
             self._body = parse(*arguments)
@@ -5712,55 +5682,55 @@ class ApiRequest:
             self._problems, self._complete = error.problems, error.complete
 
     def attempt(self, step: Callable[..., Value], *arguments: Any) -> Value | Response:
-        """Return what a step returns, or the answer to whatever it raises: not only `Exception`s, of libraries in Rust.
+        """Run a step and return its result, or a problem response for any exception, panics of Rust libraries included.
 
-        What a database undoes is done again, until that was in vain a few times. Nothing else catches: what an
-        embedding application raises on our routes goes to its own error handlers.
+        A step that the database rolled back is retried a few times. Exceptions are caught only here: those that an
+        embedding application raises on our routes reach its own error handlers.
         """
         pauses = iter(PAUSES)
         while True:
             try:
                 return step(*arguments)
-            except ENDS_THE_PROCESS:
+            except EXIT_EXCEPTIONS:
                 raise
             except BaseException as error:
                 pause = next(pauses, None) if isinstance(error, TryAgain) else None
                 if pause is None:
                     return problem_response(as_service_error(error, self.environ))
-            time.sleep(random.uniform(0, pause))  # noqa: S311 - who was in another's way is there at another time
+            time.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, so that colliding writers retry apart
 
     def begin(self, body: Body | None) -> HandlerResult | None:
-        """Open the request, and go on with its body. Where that is awaited and all else is good, return None."""
-        given = self.attempt(self.open)  # None where nothing is wrong
-        if given is None and (body is not None or not self.operation.formats):
+        """Open the request, and read and check it. Return None if its body has to be received first."""
+        response = self.attempt(self.open)  # None if the request goes on
+        if response is None and (body is not None or not self.operation.formats):
             return self.judge(body or Body())
-        return given
+        return response
 
     def judge(self, body: Body) -> HandlerResult:
-        """Read and check what was opened."""
+        """Run `read` and `check`, after `open`; return the response, or the job or write to run."""
         if refusal := self.attempt(self.read, body):
             return refusal
         return self.attempt(self.check)
 
-    def finish(self, given: HandlerResult) -> Response:
-        """Do what is left to do, here and at once."""
-        while not isinstance(given, Response):
-            given = self.attempt(given.work)
-        return given
+    def finish(self, result: HandlerResult) -> Response:
+        """Run the remaining jobs and the write in this thread, and return the response."""
+        while not isinstance(result, Response):
+            result = self.attempt(result.work)
+        return result
 
     def respond(self, receive: Callable[[int], Body]) -> Response:
-        """Answer in one go. :param receive: gives the body, of which it reads no more than so many bytes."""
-        given = self.begin(None)
-        if given is None:
+        """Run all steps in this thread. :param receive: reads at most the given number of bytes of the body."""
+        result = self.begin(None)
+        if result is None:
             body = self.attempt(receive, self.limit + 1)
-            given = body if isinstance(body, Response) else self.judge(body)
-        return self.finish(given)
+            result = body if isinstance(body, Response) else self.judge(body)
+        return self.finish(result)
 
     # For the routes
 
     @property
     def client_id(self) -> str:
-        """Whose data this is about."""
+        """The id of the client that owns the data."""
         return self.principal.client_id
 
     def checked_body(
@@ -5768,11 +5738,11 @@ class ApiRequest:
         find: Callable[[Connection], object] | None = None,
         rules: Callable[[Any], Sequence[Problem]] | None = None,
     ) -> Any:
-        """Return the body.
+        """Return the parsed body.
 
-        :param find: what raises `Missing` for an unknown id, which comes first where the body breaks rules.
-        :param rules: those that its model cannot express.
-        :raises ValidationFailed: with all that is wrong.
+        :param find: raises `Missing` for an unknown id; it is called before problems of the body are reported.
+        :param rules: returns the problems that the body's model cannot express.
+        :raises ValidationFailed: with all problems of the body.
         """
         problems = self._problems or (rules(self._body) if rules else ())
         if problems:
@@ -5783,7 +5753,7 @@ class ApiRequest:
         return self._body
 
     def earlier_response(self, connection: Connection, key: RequestKey) -> Response | None:
-        """Return the answer that the request got before under its key, None when it got none."""
+        """Return the stored response to an earlier request with the same Idempotency-Key, or None."""
         kept = select_response(connection, key, self.body_hash)
         if not kept:
             return None
@@ -5792,10 +5762,10 @@ class ApiRequest:
 
     def read_slowly(self, read: Callable[[Connection], Response]) -> ThreadJob:
         """Return a job that runs `read` in the slow-read pool."""
-        return SlowRead(partial(self._read_apart, read))
+        return SlowRead(partial(self._read_separately, read))
 
-    def _read_apart(self, read: Callable[[Connection], Response]) -> Response:
-        with self.database.apart() as connection:
+    def _read_separately(self, read: Callable[[Connection], Response]) -> Response:
+        with self.database.separate_reader() as connection:
             return read(connection)
 
     @property
@@ -5805,7 +5775,7 @@ class ApiRequest:
 
     @property
     def address(self) -> str:
-        """The path by which the caller reaches this again: behind a proxy, below the path of the base URL."""
+        """The path of the request as the caller sees it: below the path of the base URL if that is set."""
         base_url = self.service.settings.base_url
         if not base_url:
             return self.path
@@ -5813,24 +5783,21 @@ class ApiRequest:
         return "/".join([urlsplit(base_url).path, *own])
 
 
-def to_flask_response(given: Response) -> flask.Response:
-    """Return an answer as Flask has it."""
-    response = flask.Response(given.document or given.body, given.status, [*given.headers.items()])
-    if "Content-Type" not in given.headers:
-        del response.headers["Content-Type"]  # Flask's own
-    return response
+def to_flask_response(response: Response) -> flask.Response:
+    """Convert a response to a `flask.Response`."""
+    flask_response = flask.Response(response.document or response.body, response.status, [*response.headers.items()])
+    if "Content-Type" not in response.headers:
+        del flask_response.headers["Content-Type"]  # Flask's default
+    return flask_response
 
 
-# ---------------------------------------------------------------------------
-# Routes
-# ---------------------------------------------------------------------------
+# --- Routes ----------------------------------------------------------------
 
-
-LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
+LIST_TIME = 0.5  # seconds of processor time for a list: three times what counting a million tasks takes
 
 
 def read_cursor(request: ApiRequest, connection: Connection, table: str, after: str | None = None) -> ListCursor | None:
-    """Return where a place in a list is, by default the `after` of the request; None without one."""
+    """Convert `after`, by default the request's parameter, to a `ListCursor` of a row; return None without one."""
     after = after or request.query.after
     if after is None:
         return None
@@ -5844,20 +5811,20 @@ def read_cursor(request: ApiRequest, connection: Connection, table: str, after: 
 
 
 def next_link(request: ApiRequest, after: str) -> str:
-    """Return the link to the page behind a place: the same query, which is known to be good, from there on."""
+    """Return the link to the page after a cursor: the request's valid query, with `after` instead of `page`."""
     given = quote(request.environ["QUERY_STRING"], safe=PRINTABLE_IN_URL, encoding="latin-1").split("&")
     kept = [part for part in given if unquote_plus(part.partition("=")[0]) not in ("", "page", "limit", "after")]
     return f"{request.address}?{'&'.join([*kept, f'limit={request.query.limit}', f'after={after}'])}"
 
 
 ListReader: TypeAlias = Callable[[ApiRequest, Connection], Response]
-SHORT_SHARE = 1 / 25  # of `LIST_TIME` that a list may take on the event loop
+SHORT_SHARE = 1 / 25  # the part of `LIST_TIME` that a list may take on the event loop
 
 
 def list_response(request: ApiRequest, read: ListReader) -> Response | ThreadJob:
-    """Respond with a list at once, or read it in the slow-read pool if that takes longer than others should wait.
+    """Read a list now, or return a job for the slow-read pool if reading it here may delay other requests.
 
-    :raises InvalidParameter: if it takes more than `LIST_TIME` there.
+    The job raises `InvalidParameter` if the list takes more than `LIST_TIME`.
     """
     if not request.database.threads and not getattr(request.query, "may_take_long", False):
         with (
@@ -5870,43 +5837,43 @@ def list_response(request: ApiRequest, read: ListReader) -> Response | ThreadJob
 
 
 def read_in_list_time(read: ListReader, request: ApiRequest, connection: Connection) -> Response:
-    """Read a list in a bounded time. :raises InvalidParameter: when that is over."""
+    """Read a list. :raises InvalidParameter: if it takes more than `LIST_TIME`."""
     with in_list_time(connection):
         return read(request, connection)
 
 
 @contextmanager
 def in_list_time(connection: Connection) -> Iterator[None]:
-    """Let a list have a bounded time. :raises InvalidParameter: when that is over."""
+    """Limit the block to `LIST_TIME`. :raises InvalidParameter: if it takes longer."""
     try:
         with connection.limited(LIST_TIME):
             yield
     except TimeoutError:
         detail = (
-            "asks for more than can be found in time; give fewer values or more filters,"
-            " and follow the next link instead of asking for a page far down"
+            "takes too long; use fewer values or more filters,"
+            " and follow the next link instead of requesting a page far down the list"
         )
         raise InvalidParameter("query string", detail) from None
 
 
 class PageCache:
-    """The last pages of lists as they were sent, by their ETags and URLs, for lists that are read again unchanged."""
+    """Cache of recently sent list pages as JSON, by ETag and URL, for callers that read an unchanged list again."""
 
-    pages, size = 32, 128 * KIB  # how many, and the bytes of the largest one
+    pages, size = 32, 128 * KIB  # maximum number of pages, and bytes of one
 
     def __init__(self) -> None:
         self._pages: dict[tuple[str, ...], bytes] = {}
         self._lock = threading.Lock()
 
     def recall(self, key: tuple[str, ...], read: Callable[[], Any]) -> bytes:
-        """Return a page that is kept, or else what `read` returns, as JSON, which is kept if it is not too large."""
+        """Return a page from the cache, or encode the result of `read` and cache it if it is not too large."""
         with self._lock:
             page = self._pages.pop(key, None)
         if page is None:
             page = to_json(read())
         if len(page) <= self.size:
             with self._lock:
-                self._pages[key] = page  # the last one used, as a dict keeps its order
+                self._pages[key] = page  # at the end of the dict, so the first page is the least recently used
                 if len(self._pages) > self.pages:
                     del self._pages[next(iter(self._pages))]
         return page
@@ -5915,17 +5882,17 @@ class PageCache:
 def conditional_response(
     read: Callable[[ApiRequest, Connection], Any], request: ApiRequest, connection: Connection
 ) -> Response:
-    """Respond with what `read` returns and a weak ETag, or that the caller has it (RFC 9110, 13.1.2).
+    """Respond with the result of `read` and a weak ETag, or with 304 if the caller sent the ETag (RFC 9110, 13.1.2).
 
-    The ETag is another one once anything of the client has changed, and on another day: an overview ends with today.
-    So it is for another assignee, because "me" is another for each user.
+    The ETag changes with any change of the client's data, and each day, because an overview ends with today. It
+    depends on the assignee, because "me" is a different person for each user.
     """
     assignee = getattr(request.query, "assignee", None)
-    whose = f"-{hashlib.sha256(assignee.encode()).hexdigest()[:16]}" if assignee else ""
-    tag = f'"{select_revision(connection, request.client_id)}-{timestamp()[:10]}{whose}"'
+    suffix = f"-{hashlib.sha256(assignee.encode()).hexdigest()[:16]}" if assignee else ""
+    tag = f'"{select_revision(connection, request.client_id)}-{timestamp()[:10]}{suffix}"'
     headers = {"ETag": f"W/{tag}", "Allow": methods_for(request.principal.level, request.operation.path)}
-    had = request.environ.get("HTTP_IF_NONE_MATCH", "")
-    if had.strip() == "*" or tag in had:
+    known_tags = request.environ.get("HTTP_IF_NONE_MATCH", "")
+    if known_tags.strip() == "*" or tag in known_tags:
         return Response(304, headers)
     key = (tag, request.client_id, request.address, request.environ["QUERY_STRING"])
     page = request.service.pages.recall(key, partial(read, request, connection))
@@ -5933,20 +5900,20 @@ def conditional_response(
 
 
 class PageItems(Struct):
-    """The items of a page as they go out, the last of them as it was read, and whether the list goes on behind it."""
+    """Encoded items of a page, the last of them before encoding, and whether the list has more."""
 
     items: list[Any] = []
     last: Any = None
     more: bool = False
 
 
-PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
+PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # maximum bytes of a page's items as JSON; leaves room for the other fields
 
 
 def take_items(items: Iterable[Any], limit: int) -> PageItems:
-    """Take the items of a page, each encoded as soon as it is read; the page ends early where it would be too large.
+    """Encode the items of a page, each as soon as it is read; end the page early if it would get too large.
 
-    :param items: one more than belongs on the page, if there is a further one.
+    :param items: one more than `limit` if there is a further page.
     """
     taken, weight = PageItems(), 0
     for item in items:
@@ -5961,12 +5928,12 @@ def take_items(items: Iterable[Any], limit: int) -> PageItems:
 
 
 def cursor_of(query: Any, item: Any) -> str:
-    """Return the place of an item in the list that a query asks for, as `after` has it."""
+    """Return the value of `after` with which a query's list continues after an item."""
     return f"{item.severity}.{item.id}" if getattr(query, "sort", "") == "severity" else str(item.id)
 
 
-def page_of(request: ApiRequest, taken: PageItems, total: int) -> tuple[Any, ...]:
-    """Return the fields of a page."""
+def page_of(request: ApiRequest, taken: PageItems, total: int) -> Row:
+    """Return the values of a page's fields: page, limit, total, next and items."""
     link = next_link(request, cursor_of(request.query, taken.last)) if taken.more else None
     page = None if request.query.after is not None else request.query.page or 1
     return page, request.query.limit, total, link, taken.items
@@ -6001,7 +5968,7 @@ def get_runs(request: ApiRequest) -> Response | ThreadJob:
 
 
 def read_run_page(request: ApiRequest, connection: Connection) -> RunPage:
-    """Return the page of runs that a request asks for."""
+    """Read the requested page of runs."""
     position = read_cursor(request, connection, "runs")
     runs, total = select_runs(connection, request.client_id, request.query, position)
     return RunPage(*page_of(request, take_items(runs, request.query.limit), total))
@@ -6018,14 +5985,14 @@ def get_run(request: ApiRequest, run_id: str) -> Response | ThreadJob:
     with request.database.snapshot() as connection:
         if select_run_key(connection, request.client_id, run_id).reported <= 5_000:
             return read(connection)
-    return request.read_slowly(read)  # the summary of so many tasks takes longer than others should wait
+    return request.read_slowly(read)  # counting more tasks would delay other requests
 
 
 def select_used_run(request: ApiRequest, connection: Connection, run_id: str) -> RunKey:
-    """Return a run's key, and note that it is in use. :raises Missing: when there is no such run."""
+    """Return a RunKey; if the run is running, record that it was used. :raises Missing: if the run does not exist."""
     run = select_run_key(connection, request.client_id, run_id)
     if run.status == "running":
-        request.database.use_later(request.client_id, "runs", run.seq, timestamp())
+        request.database.record_use(request.client_id, "runs", run.seq, timestamp())
     return run
 
 
@@ -6033,10 +6000,10 @@ def run_update_problems(update: RunUpdate) -> list[Problem]:
     """Return the problems of a run's update that its model cannot express."""
     problems = METADATA.problems(update.metadata)
     if not update.status and bytes(update.metadata) in (b"", b"null"):
-        problems.append(Problem(CHANGES_NOTHING, ""))
+        problems.append(Problem(MISSING_CHANGE, ""))
     if update.status != "completed":
         given = (("/resolveMissing", update.resolve_missing), ("/gate", update.gate))
-        problems += (Problem(COMPLETED_ALONE, pointer) for pointer, value in given if value)
+        problems += (Problem(REQUIRES_COMPLETED, pointer) for pointer, value in given if value)
     if update.status_reason is not None and not update.status:
         problems.append(Problem(WITHOUT_STATUS, "/statusReason"))
     return problems
@@ -6052,7 +6019,7 @@ def run_update_problems(update: RunUpdate) -> list[Problem]:
     refusals=(RunFinished,),
 )
 def patch_run(request: ApiRequest, run_id: str) -> PendingWrite:
-    """Finish a run, resolve what it did not report any more if asked to, and add to its metadata."""
+    """Finish a run, optionally resolve its missing findings, or add metadata to it."""
     find = partial(select_run_key, client_id=request.client_id, run_id=run_id)
     update: RunUpdate = request.checked_body(find, run_update_problems)
     if update.gate and (missing := load_module(GATE)):
@@ -6076,7 +6043,7 @@ def patch_run(request: ApiRequest, run_id: str) -> PendingWrite:
     refusals=(RunFinished, ExtensionCheckTimeout),
 )
 def post_tasks(request: ApiRequest, run_id: str) -> HandlerResult:
-    """Submit one task, or a batch of which all are stored or none."""
+    """Submit one task, or a batch of tasks that is stored completely or not at all."""
     with request.database.reading() as connection:
         run, schema = select_run_and_schema(connection, request.client_id, run_id)
     parsed: Parsed = request.checked_body()
@@ -6086,15 +6053,15 @@ def post_tasks(request: ApiRequest, run_id: str) -> HandlerResult:
 
 
 def check_submission(request: ApiRequest, run: RunKey, schema: str, parsed: Parsed) -> PendingWrite:
-    """Validate the extensions of a submission. :raises ValidationFailed: with every problem of it."""
+    """Validate the extensions of a submission; return its write. :raises ValidationFailed: with all of its problems."""
     request.form.judge(schema, parsed, request.service.settings)
     return pending_submission(request, run, parsed)
 
 
 def pending_submission(request: ApiRequest, run: RunKey, parsed: Parsed) -> PendingWrite:
-    """Return the write of a submission. :raises ValidationFailed: if there is any problem with it."""
+    """Return the write of a submission. :raises ValidationFailed: with all of its problems, if it has any."""
     if parsed.problems:
-        raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
+        raise ValidationFailed(one_problem_per_task_first(parsed.problems), complete=parsed.complete)
     return PendingWrite(request, partial(store_submission, request, run, parsed))
 
 
@@ -6115,12 +6082,12 @@ def store_submission(request: ApiRequest, run: RunKey, parsed: Parsed, connectio
     has_weak_etag=True,
 )
 def get_tasks(request: ApiRequest) -> Response | ThreadJob:
-    """List tasks, newest first or by severity."""
+    """List tasks, by creation time or by severity."""
     return list_response(request, partial(conditional_response, read_task_page))
 
 
 def read_task_page(request: ApiRequest, connection: Connection) -> TaskPage:
-    """Return the page of tasks that a request asks for: heads or whole tasks, as pages of both have the same fields."""
+    """Read the requested page of tasks. Full tasks are in a `TaskPage`, too: `FullTaskPage` has the same fields."""
     query: TaskQuery = request.query
     position = read_cursor(request, connection, "tasks")
     wanted = read_task_filter(connection, request.client_id, query)
@@ -6130,7 +6097,7 @@ def read_task_page(request: ApiRequest, connection: Connection) -> TaskPage:
 
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
 def get_task(request: ApiRequest, task_id: str) -> Response:
-    """Get a whole task."""
+    """Get a task with all of its fields."""
     with request.database.reading() as connection:
         return task_response(select_task(connection, request.client_id, task_id))
 
@@ -6146,7 +6113,7 @@ def get_task(request: ApiRequest, task_id: str) -> Response:
     keyed=True,
 )
 def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
-    """Triage a task: give it a status and a reason, assign it, or comment on it."""
+    """Triage a task: set its status, reason or assignee, or add a comment."""
     find = partial(select_task_row, client_id=request.client_id, task_id=task_id)
     update: TaskUpdate = request.checked_body(find, decision_problems)
 
@@ -6155,25 +6122,25 @@ def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
         if request.expected is not None:
             etag = select_task(connection, request.client_id, task_id).etag
             if not request.expected.contains_raw(etag):
-                raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
+                raise ChangedMeanwhile("The task changed since the ETag in If-Match was returned; nothing was stored.")
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
         triage_tasks(connection, request.principal, [state], update)
-        answer = task_response(task := select_task(connection, request.client_id, task_id))
-        answer.names = task.run_id, task.last_run_id
-        return answer
+        response = task_response(task := select_task(connection, request.client_id, task_id))
+        response.names = task.run_id, task.last_run_id
+        return response
 
     return PendingWrite(request, triage)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
 def get_task_history(request: ApiRequest, task_id: str) -> Response | ThreadJob:
-    """Get what happened to a task, oldest first."""
+    """Get the history of a task, oldest entry first."""
     return list_response(request, partial(read_task_history, task_id))
 
 
 def read_task_history(task_id: str, request: ApiRequest, connection: Connection) -> Response:
-    """Return the page of a task's history that a request asks for."""
+    """Read the requested page of a task's history."""
     before, limit = int(request.query.after or 0), request.query.limit
     state = select_task_row(connection, request.client_id, task_id)
     taken = take_items(select_history(connection, request.client_id, state.seq, limit, before), limit)
@@ -6186,7 +6153,7 @@ DefinitionWriter: TypeAlias = Callable[[ApiRequest, str, Definition, Connection]
 
 
 def check_definition(request: ApiRequest, name: str, body: ProjectTypeUpdate, store: DefinitionWriter) -> PendingWrite:
-    """Check the schema of a project type, which is stored as it was sent, and return the write of its definition."""
+    """Check the schema of a project type, and return the write that stores its definition."""
     schema = read_schema(body.extension_schema, request.service.settings)
     definition = (name if body.label is None else body.label, body.description or "", schema)
     return PendingWrite(request, partial(store, request, name, definition))
@@ -6194,7 +6161,7 @@ def check_definition(request: ApiRequest, name: str, body: ProjectTypeUpdate, st
 
 @operation("GET", "/api/v1/project-types", "read", {200: ProjectTypes})
 def get_project_types(request: ApiRequest) -> Response:
-    """List all project types, by name and without their schemas."""
+    """List all project types by name, without their extension schemas."""
     with request.database.reading() as connection:
         return json_response(200, ProjectTypes(select_project_types(connection, request.client_id)))
 
@@ -6212,13 +6179,13 @@ EXTENSION_SCHEMA = FreeForm("extensionSchema", read_schema, nul=True)
     refusals=(ProjectTypeExists, ExtensionCheckTimeout),
 )
 def post_project_types(request: ApiRequest) -> ThreadJob:
-    """Register a project type; the same definition again changes nothing."""
+    """Register a project type; registering the same definition again changes nothing."""
     body: ProjectTypeDefinition = request.checked_body()
     return Check(partial(check_definition, request, body.name, body, store_new_type))
 
 
 def store_new_type(request: ApiRequest, name: str, definition: Definition, connection: Connection) -> Response:
-    """Insert a project type, unless the same one is there, and respond with it."""
+    """Insert a project type unless the same one is registered, and respond with it."""
     created = insert_project_type(connection, request.client_id, name, *definition)
     registered = select_project_type(connection, request.client_id, name)
     return json_response(201 if created else 200, registered, f"{request.address}/{name}" if created else None, [name])
@@ -6226,7 +6193,7 @@ def store_new_type(request: ApiRequest, name: str, definition: Definition, conne
 
 @operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
 def get_project_type(request: ApiRequest, name: str) -> Response:
-    """Get a project type with its schema."""
+    """Get a project type with its extension schema."""
     with request.database.reading() as connection:
         return json_response(200, select_project_type(connection, request.client_id, name))
 
@@ -6241,12 +6208,12 @@ def get_project_type(request: ApiRequest, name: str) -> Response:
     refusals=(ExtensionCheckTimeout,),
 )
 def put_project_type(request: ApiRequest, name: str) -> ThreadJob:
-    """Replace a project type's label, description and schema; stored tasks are not judged again."""
+    """Replace the label, description and schema of a project type; stored tasks are not rechecked."""
     with request.database.reading() as connection:
         select_project_type(connection, request.client_id, name)
     body: ProjectTypeUpdate = request.checked_body()
     if body.name not in (None, name):
-        raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
+        raise ValidationFailed([Problem("must be the name in the path, or left out", "/name", value=body.name)])
     return Check(partial(check_definition, request, name, body, store_changed_type))
 
 
@@ -6258,34 +6225,32 @@ def store_changed_type(request: ApiRequest, name: str, definition: Definition, c
 
 @operation("GET", "/healthz", None, {200: Health})
 def get_health(request: ApiRequest) -> Response:
-    """Tell whether the database can be read and written."""
+    """Check that the database can be read and written."""
     request.service.check_health()
     name, version = request.database.engine
     return json_response(200, Health("ok", __version__, **{name.lower(): version}))
 
 
-REGISTRY.add_operations(*[each for each in globals().values() if isinstance(each, Operation)])  # all from above
+REGISTRY.add_operations(*[each for each in globals().values() if isinstance(each, Operation)])  # defined above
 
 
-# ---------------------------------------------------------------------------
-# Application
-# ---------------------------------------------------------------------------
+# --- Application -----------------------------------------------------------
 
 
 class FindingsBlueprint(flask.Blueprint):
-    """The service as a part of a Flask application; `service` is what its routes share."""
+    """The service as a Flask blueprint; `service` is the state that its routes share."""
 
     service: Service
 
 
 def open_once(service: Service) -> None:
-    """Make the database unless it is there, and do what was left undone in it.
+    """Create or migrate the database, refresh its search words, fail idle runs, run maintenance, and close it.
 
-    :raises DatabaseUnusable: when it cannot be opened: that is reported here, not to the first client.
+    :raises DatabaseUnusable: if it cannot be opened, so that the start fails and not the first request.
     """
     try:
         with service.database.transaction() as connection:
-            insert_client(connection, "default")  # a file that may not be written is told of now
+            insert_client(connection, "default")  # fails now if the file cannot be written
         load_module(MIGRATIONS)
         REGISTRY.refresh(service.database)
         for _ in idle_slices(service.database, service.settings.run_timeout):
@@ -6293,16 +6258,17 @@ def open_once(service: Service) -> None:
         service.database.run_maintenance()
     except ENGINE_ERRORS as error:
         raise unusable(service.database.name, error) from error
-    finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
+    finally:  # a server may fork next, which no connection survives (https://www.sqlite.org/howtocorrupt.html, 2.6)
         service.database.close()
 
 
 def start_service(settings: Settings) -> Service:
-    """Open the database, start the observers of the settings, and return the service that all routes share.
+    """Start the access log and metrics if set, prepare the database, and return the state that all routes share.
 
-    :raises ConfigurationError: for a module or a package that is not installed.
-    :raises DatabaseUnusable: when the database cannot be opened.
+    :raises ConfigurationError: if a module or package that a setting needs is not installed.
+    :raises DatabaseUnusable: if the database cannot be opened.
     """
+    warn_of_misspelled()
     load_modules()
     service = Service(settings)
     for setting, module in OBSERVER_MODULES.items():
@@ -6312,8 +6278,8 @@ def start_service(settings: Settings) -> Service:
         try:
             missing = load_module(module)
         except ImportError as error:
-            needed = (error.name or "").partition(".")[0]
-            raise ConfigurationError(f"{variable} needs the package {needed}{installing(setting)}") from None
+            package = (error.name or "").partition(".")[0]
+            raise ConfigurationError(f"{variable} needs the package {package}{install_hint(setting)}") from None
         if missing:
             raise ConfigurationError(f"{variable} needs {missing}")
         REGISTRY.observers[setting](service)
@@ -6322,8 +6288,8 @@ def start_service(settings: Settings) -> Service:
 
 
 @contextmanager
-def accompanied(service: Service) -> Iterator[None]:
-    """Have run what goes with a server, for as long as that serves in this process."""
+def running_companions(service: Service) -> Iterator[None]:
+    """Run the registered companions, such as webhook delivery, while a server serves in this process."""
     with ExitStack() as running:
         for companion in REGISTRY.companions:
             running.enter_context(companion(service))
@@ -6331,21 +6297,21 @@ def accompanied(service: Service) -> Iterator[None]:
 
 
 def received(most: int) -> Body:
-    """Return the body of Flask's request, a byte over its limit at most."""
-    try:  # what is not in the stream any more, something of the application may have read and kept before
+    """Read at most `most` bytes of the body of Flask's current request."""
+    try:  # if the stream is empty, other code of the application may have read it before, and Flask has kept the data
         return Body(flask.request.stream.read(most) or flask.request.get_data())
     except ClientDisconnected:
         return Body(whole=False)
 
 
 def respond_in_thread(request: ApiRequest, receive: Callable[[int], Body]) -> Response:
-    """Answer a request where no server of ours does: do the maintenance behind it, and tell who listens."""
+    """Process a request in a thread of any WSGI server; then run due maintenance, and call `answered` listeners."""
     began = time.perf_counter()
-    given = request.respond(receive)
-    request.service.maintain_now_and_then(deleted=request.method in ("DELETE", "PUT"))
+    response = request.respond(receive)
+    request.service.run_due_maintenance(deleted=request.method in ("DELETE", "PUT"))
     for listener in request.service.listeners.answered:
-        listener(request, given.status, given.size, time.perf_counter() - began)
-    return given
+        listener(request, response.status, response.size, time.perf_counter() - began)
+    return response
 
 
 PAGE_FOLDER = "/page/"
@@ -6356,11 +6322,11 @@ ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE
 def create_blueprint(
     settings: Settings | None = None, name: str = "findings", *, page: bool = False
 ) -> FindingsBlueprint:
-    """Return the service as a blueprint, to be registered in any Flask application under any prefix.
+    """Create the service as a blueprint, to be registered in any Flask application under any prefix.
 
     It does not change the application's error pages, JSON provider or configuration.
 
-    :param settings: None for those of the environment. :param page: whether to serve the page at the prefix itself.
+    :param settings: None reads the environment variables. :param page: serve the web page at the prefix itself.
     :raises ConfigurationError: if a setting is not valid, or a package that it needs is not installed.
     :raises DatabaseUnusable: if the database cannot be opened.
     """
@@ -6372,7 +6338,7 @@ def create_blueprint(
         def view(**view_args: str) -> flask.Response:
             path = rule.replace("<path:rest>", view_args.get("rest", ""))
             request = ApiRequest(service, flask.request.environ, path)
-            # Werkzeug matches methods in lower case, too.
+            # The method is compared here, because Werkzeug also matches methods in lower case.
             if operation and request.method in (operation.method, "HEAD"):
                 request.operation, request.route, request.view_args = operation, operation.path, view_args
             if flask.request.max_content_length is not None:
@@ -6386,7 +6352,7 @@ def create_blueprint(
 
     for each in service.router.operations:
         add_rule(each.path.replace("{", "<").replace("}", ">"), each.handler.__name__, each)
-    # All other requests, which get a problem response: unknown paths, and methods that a path does not have.
+    # Unknown paths, and methods that a path does not have: these requests get a problem response.
     add_rule(f"{API}/<path:rest>", "unknown")
     for path in sorted({each.path for each in service.router.operations if not each.path.startswith(API)}):
         add_rule(path, f"unknown_{path.strip('/')}")
@@ -6397,14 +6363,14 @@ def create_blueprint(
 
 
 def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
-    """Return the service as a WSGI application of its own.
+    """Create the service as a WSGI application of its own.
 
-    :param given: settings by name, such as `db="findings.db"`, before those of the environment.
-    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
-    :raises DatabaseUnusable: when the database file cannot be opened.
+    :param given: settings by name, such as `db="findings.db"`; they override the environment variables.
+    :raises ConfigurationError: if a setting is unknown or not valid, or a package that it needs is not installed.
+    :raises DatabaseUnusable: if the database cannot be opened.
     """
     if settings is not None and given:
-        raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
+        raise ConfigurationError(f"pass either `settings` or settings by name, not both: {', '.join(given)}")
     blueprint = create_blueprint(settings or Settings.read(**given), page=True)
     service = blueprint.service
 
@@ -6424,17 +6390,13 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     return app
 
 
-# ---------------------------------------------------------------------------
-# Command line
-# ---------------------------------------------------------------------------
+# --- Command line ----------------------------------------------------------
 
 STOPPING = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
     STOPPING.append(signal.SIGHUP)
 
-
-STDERR = 2
-
+STDERR = 2  # its file descriptor
 
 COMMAND_MODULES = {
     "scan": "findings_adapters.ci",
@@ -6448,18 +6410,16 @@ COMMAND_MODULES = {
     "restore": "findings_features.restore",
     "prune": "findings_features.deletion",
 }
-
-
 DEMO = "findings_features.demo"
 
 
 class MainGroup(click.Group):
-    """The group of all commands, also of those that modules add."""
+    """The command group, with the core's commands and those of modules."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command. It ends with its own exit code also where its output cannot be written."""
+        """Run a command. A failed write of its output exits with 1; a failed flush at its end keeps the exit code."""
         while (file := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-            pass  # what is closed of standard streams, a database or a connection would become
+            pass  # otherwise a database or socket would get the descriptor of a closed standard stream
         os.close(file)
         load_module(STREAMS)
         try:
@@ -6474,35 +6434,37 @@ class MainGroup(click.Group):
                 try:
                     if stream := getattr(sys, name):
                         stream.flush()
-                except OSError:  # at the end Python would try once more, and exit with 120
+                except OSError:  # Python would flush again at exit, fail, and exit with 120
                     setattr(sys, name, None)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command. Who stops reading what it writes has had enough of it, which is no failure."""
+        """Run a command. It does not fail if the reader of its output has gone, such as `head`."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             return None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands."""
+        """Return the names of all commands, after importing the modules that add some."""
         for module in COMMAND_MODULES.values():
             load_module(module)
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command. :raises click.UsageError: for one of a module that is not installed."""
+        """Return a command. :raises click.UsageError: if its module is not installed."""
         if cmd_name in COMMAND_MODULES and (missing := load_module(COMMAND_MODULES[cmd_name])):
             ctx.fail(f"`{cmd_name}` needs {missing}")
+        if cmd_name != "serve":  # which warns in the format of its log
+            warn_of_misspelled()
         return super().get_command(ctx, cmd_name)
 
 
 class ServeCommand(click.Command):
-    """The command that all settings are for."""
+    """The `serve` command; its help also lists the settings that have no option."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write what can be set in the environment only."""
-        with formatter.section("Settings of the environment (times are seconds, or a number with s, m, h or d)"):
+        """Write the settings that only environment variables set."""
+        with formatter.section("Environment variables (durations are seconds, or a number with s, m, h or d)"):
             options = {each.envvar for each in self.params}
             defaults = zip(Settings.descriptions().items(), astuple(Settings()), strict=True)
             formatter.write_dl(
@@ -6515,7 +6477,7 @@ class ServeCommand(click.Command):
 
 
 def duration_of(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
-    """Return the seconds of a duration on the command line."""
+    """Parse a duration of the command line into seconds."""
     try:
         return None if text is None else parse_duration(text)
     except ValueError as error:
@@ -6530,11 +6492,11 @@ database_option = environment_option(
 
 @contextmanager
 def readable_errors(db: str) -> Iterator[None]:
-    """Turn what can go wrong with a set-up or a database into one line and exit code 1."""
+    """Convert errors of the configuration or the database to a one-line message and exit code 1."""
     try:
         yield
     except (ConfigurationError, DatabaseUnusable, ChildProcessError, OSError) as error:
-        file = error.filename if isinstance(error, PermissionError) else None  # a port has none
+        file = error.filename if isinstance(error, PermissionError) else None  # None for a port
         raise click.ClickException(str(unusable(file, error) if file else error)) from None
     except ENGINE_ERRORS as error:
         name = database_for(Settings.read(db=db)).name  # without a password
@@ -6543,9 +6505,9 @@ def readable_errors(db: str) -> Iterator[None]:
 
 @contextmanager
 def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
-    """Give a command the database, beside a service that may be running.
+    """Open the database for a command; a service may be using it.
 
-    :param hint: what to do where there is none.
+    :param new: create a missing database. :param hint: the end of the error message for a missing database.
     """
     with readable_errors(db):
         database = database_for(Settings.read(db=db))
@@ -6560,29 +6522,29 @@ def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
 @click.group(cls=MainGroup, context_settings={"show_default": True, "max_content_width": 120})
 @click.version_option(__version__, prog_name="findings-service")
 def main() -> None:
-    """Keep the findings of agents in one SQLite file, or in PostgreSQL, and serve them over HTTP."""
+    """Store findings of agents in an SQLite file or in PostgreSQL, and serve them over HTTP."""
 
 
 @main.command(cls=ServeCommand)
 @database_option
-@environment_option("--host", envvar="FINDINGS_HOST", default="127.0.0.1", help="The address to listen on.")
+@environment_option("--host", envvar="FINDINGS_HOST", default="127.0.0.1", help="Address to listen on.")
 @environment_option(
-    "--port", envvar="FINDINGS_PORT", default=8000, type=click.IntRange(0, 65535), help="The port; 0 for any free one."
+    "--port", envvar="FINDINGS_PORT", default=8000, type=click.IntRange(0, 65535), help="Port; 0 picks a free one."
 )
 @environment_option(
     "--workers",
     envvar="FINDINGS_WORKERS",
     default=1,
     type=click.IntRange(1, 64),
-    help="Processes; see docs/operations.md.",
+    help="Number of worker processes; see docs/operations.md.",
 )
-@click.option("--demo", is_flag=True, help="Serve sample data from a temporary database.")
+@click.option("--demo", is_flag=True, help="Serve sample data from a temporary database, which is deleted at the end.")
 @click.pass_context
 def serve(ctx: click.Context, db: str, host: str, port: int, workers: int, demo: bool) -> None:
-    """Serve the API until SIGTERM or Ctrl-C."""
+    """Run the HTTP server until SIGTERM or Ctrl-C."""
     if fcntl is None:
         raise click.ClickException(
-            "`serve` runs on Linux and macOS; on Windows, give create_app() to a WSGI server such as waitress"
+            "`serve` requires Linux or macOS; on Windows, run create_app() in a WSGI server such as waitress"
         )
     load_module(SERVING)
     if demo and ctx.get_parameter_source("db") is click.core.ParameterSource.COMMANDLINE:
@@ -6590,62 +6552,64 @@ def serve(ctx: click.Context, db: str, host: str, port: int, workers: int, demo:
     if demo and (missing := load_module(DEMO)):
         raise click.UsageError(f"--demo needs {missing}")
     with readable_errors(db):
-        settings = Settings.read(db=REGISTRY.make_demo(), api_key="") if demo else Settings.read(db=db)
+        settings = Settings.read(db="demo.db" if demo else db)
+        if demo:
+            settings = replace(settings, db=REGISTRY.make_demo(), api_key="", keep=0.0, run_timeout=0.0)
         (REGISTRY.serve or serve_with_threads)(settings, host, port, workers)
 
 
 def insert_first_key(connection: Connection, settings: Settings) -> str | None:
-    """Insert the first key of a new database and return it; None if there is a key already."""
+    """Insert the first key of a database and return it; return None if a key exists, or FINDINGS_API_KEY is set."""
     is_first = not (settings.api_key or select_keys(connection))
     return insert_key(connection, "first", "default", "full") if is_first else None
 
 
 def exposure_warning(host: str) -> str:
-    """Return a warning if other machines can reach the service, because keys would be sent unencrypted."""
+    """Return a warning if other machines may reach the service, because keys are sent unencrypted; otherwise ""."""
     if host in ("127.0.0.1", "::1", "localhost", ""):
         return ""
     return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"
 
 
 def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -> None:
-    """Serve with a thread for each connection, by werkzeug, until one of the signals that end a service.
+    """Serve with Werkzeug's threaded server, which has a thread per connection, until a signal of `STOPPING`.
 
-    :raises ConfigurationError: for what another server would do.
+    :raises ConfigurationError: for a setting that needs the server module, and if the address is not available.
     """
     for given, name in ((workers > 1, "--workers"), (settings.keep, "FINDINGS_KEEP")):
         if given:
             raise ConfigurationError(f"{name} needs {load_module(SERVING)}")
 
     class Handler(WSGIRequestHandler):
-        timeout = settings.body_timeout  # of who sends nothing
+        timeout = settings.body_timeout  # closes connections that send nothing
 
         def log(self, *_: object) -> None:
-            """Say nothing: of requests, the settings say what is logged."""
+            """Log nothing here: the setting `log` controls the log of requests."""
 
     app = create_app(settings)
     service: Service = app.extensions["findings"]
     try:
         server = ThreadedWSGIServer(host or "127.0.0.1", port, app, Handler)
-    except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
+    except (OSError, UnicodeError) as error:  # UnicodeError for a malformed host name
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error}") from None
     with closing(service.database), server:
-        server.daemon_threads = False  # what is under way is finished
+        server.daemon_threads = False  # requests in progress are finished
         for each in STOPPING:
             signal.signal(each, lambda *_: threading.Thread(target=server.shutdown).start())
         url = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}"
-        told = f"Findings Task Service {__version__} on {url}, data in {service.database.location}"
+        greeting = f"Findings Task Service {__version__} on {url}, data in {service.database.location}"
         with suppress(OSError):
-            click.echo(exposure_warning(host) + told, err=True)
+            click.echo(exposure_warning(host) + greeting, err=True)
         # In the transaction, so that a key that cannot be shown is not stored.
         with suppress(OSError), service.database.transaction("default") as connection:
             if sys.stderr and (key := insert_first_key(connection, settings)):
-                click.echo(f'The first API key, of client "default" and level "full", shown this once: {key}', err=True)
-        with accompanied(service):
+                click.echo(f'The first API key, of client "default" and level "full", shown only once: {key}', err=True)
+        with running_companions(service):
             server.serve_forever()
 
 
 def write_table(titles: Sequence[str], rows: Iterable[Sequence[str | None]], *, err: bool = False) -> None:
-    """Write rows below their titles, each column as wide as it needs to be."""
+    """Print rows below their titles, in aligned columns."""
     table = [titles, *(tuple(value or "-" for value in row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -6654,52 +6618,52 @@ def write_table(titles: Sequence[str], rows: Iterable[Sequence[str | None]], *, 
 
 @main.group()
 def keys() -> None:
-    """Issue, list and revoke API keys."""
+    """Create, list and revoke API keys."""
 
 
 def printable(_: click.Context, __: click.Parameter, text: str) -> str:
-    """Return a name on the command line that a list can show."""
+    """Check that a name on the command line can be shown in tables. :raises click.BadParameter: if not."""
     if not 1 <= len(text) <= 100 or not text.isprintable() or not text.strip():
         raise click.BadParameter("must be 1 to 100 printable characters, and not blank")
     return text
 
 
-client_option = click.option("--client", default="default", callback=printable, help="Whose data the key opens.")
+client_option = click.option("--client", default="default", callback=printable, help="Client that owns the key.")
 
 
 @keys.command("create")
 @click.argument("name", callback=printable)
 @client_option
-@click.option("--level", type=click.Choice(LEVELS), default="agent", help="What the key may do.")
-@click.option("--expires", callback=duration_of, metavar="DURATION", help="How long the key is good, such as 90d.")
-@click.option("--for-users", is_flag=True, help="For a proxy that signs people in; see docs/operations.md.")
-@click.option("--new", is_flag=True, help="Make the database if it is not there.")
+@click.option("--level", type=click.Choice(LEVELS), default="agent", help="Access level of the key.")
+@click.option("--expires", callback=duration_of, metavar="DURATION", help="Lifetime of the key, such as 90d.")
+@click.option("--for-users", is_flag=True, help="The key is for a proxy that signs people in; see docs/operations.md.")
+@click.option("--new", is_flag=True, help="Create the database if it does not exist.")
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, for_users: bool, new: bool, db: str) -> None:
-    """Make a key called NAME and print it, this once."""
+    """Create an API key named NAME and print it. The key is shown only once."""
     if getattr(sys.stdout, "stream", sys.stdout) is None:  # the parent process closed it
-        raise click.ClickException("standard output is closed; the key would be seen by nobody")
+        raise click.ClickException("standard output is closed, so the key cannot be shown; no key was created")
     if expires == 0:
-        raise click.BadParameter("must be above zero", param_hint="--expires")
+        raise click.BadParameter("must be greater than zero", param_hint="--expires")
     expires_at = timestamp(ago=-expires) if expires is not None else None
-    hint = "; say --new to make it, or name another with --db"
+    hint = "; add --new to create it, or choose another one with --db"
     with opened(db, new=new, hint=hint) as database, database.transaction(client) as connection:
-        is_new = insert_client(connection, client)  # who makes a key of that name at the same time waits here
+        is_new = insert_client(connection, client)  # a command that creates the same key concurrently waits here
         if select_live_keys(connection, client, name):
             raise click.ClickException(f"client {client!r} has a live key {name!r}; revoke it, or choose another name")
         key = insert_key(connection, name, client, level, expires_at, for_users=for_users)
         if is_new:
-            click.echo(f"Client {client!r} is new.", err=True)
+            click.echo(f"Client {client!r} was created.", err=True)
         users, until = ", for users" if for_users else "", f" until {expires_at}" if expires_at else ""
-        told = f"Key {name!r} for client {client!r}, level {level}{users}{until}, in {database.location}."
-        click.echo(f"{told}\nIt is shown this once:", err=True)
-        click.echo(key)  # a key that cannot be shown is not made
+        summary = f"Key {name!r} for client {client!r}, level {level}{users}{until}, in {database.location}."
+        click.echo(f"{summary}\nIt is shown only once:", err=True)
+        click.echo(key)  # in the transaction, so that a key that cannot be shown is not stored
 
 
 @keys.command("list")
 @database_option
 def list_keys(db: str) -> None:
-    """List all keys, without their secrets."""
+    """List all API keys, without their secrets."""
     with opened(db) as database, database.reading() as connection:
         rows = select_keys(connection)
     write_table(("KEY_ID", "CLIENT", "NAME", "LEVEL", "FOR USERS", "CREATED", "EXPIRES", "LAST USED", "REVOKED"), rows)
@@ -6710,12 +6674,12 @@ def list_keys(db: str) -> None:
 @client_option
 @database_option
 def revoke(key: str, client: str, db: str) -> None:
-    """Revoke a key at once, also in a service that is running."""
+    """Revoke an API key. Running services reject it at once."""
     with opened(db) as database, database.transaction() as connection:
         if not revoke_key(connection, key):
             found = select_live_keys(connection, client, key)
             if len(found) != 1:
-                held = f"{len(found)} live keys {key!r}; name one by its KEY_ID" if found else f"no live key {key!r}"
+                held = f"{len(found)} live keys {key!r}; use a KEY_ID instead" if found else f"no live key {key!r}"
                 raise click.ClickException(f"client {client!r} has {held}; see: findings-service keys list")
             revoke_key(connection, found[0])
     click.echo(f"Key {key} is revoked.", err=True)

@@ -1,28 +1,27 @@
--- The Findings Task Service keeps everything in one SQLite file with this schema.
+-- SQLite schema of the Findings Task Service, which keeps all of its data in one file.
 --
--- The script is idempotent: it makes what is missing and leaves what is there. Every index ends with the
--- rowid, `seq`, by itself, and so also gives the order of creation. What is of a main line and what is not have indexes
--- of their own, so that a list of either is as quick as one of both, and a row stands in no more of them. Only this file and the
--- function that connects speak SQLite's own dialect (pragmas, STRICT, WITHOUT ROWID).
+-- The script is idempotent: it creates missing tables and indexes and leaves existing ones alone. SQLite appends the
+-- rowid, `seq`, to every index, so every index also gives the order of creation. Main lines and branches have separate
+-- partial indexes, so a list of one kind is as fast as a list of both, without more index entries per row. Only this
+-- file and the function that opens connections use SQLite's own dialect (pragmas, STRICT, WITHOUT ROWID).
 --
--- Every key and foreign key has the client. Where it does not lead, as in a key that is the rowid, that is SQLite's way:
--- there a seq is the only one of its kind among all clients.
+-- Every key and foreign key includes the client. A key that is the rowid is `seq` alone, as SQLite requires; such a
+-- `seq` is unique across all clients.
 --
--- Times are ISO 8601 UTC text with milliseconds. `seq` is the order of creation and the internal key;
--- `id` is the UUIDv7 that clients see. A severity is its rank, 5 critical … 1 info, so that an index sorts
--- it. A missing target URL is '', because it counts as a value of a finding's identity, and so is the branch of
--- what is of a target's main line.
+-- Times are ISO 8601 text in UTC with milliseconds. `seq` is the internal key and the order of creation; `id` is the
+-- UUIDv7 that the API shows. A severity is stored as its rank, from 5 (critical) to 1 (info), so that an index sorts by
+-- it. A missing target URL is '', because it counts as a value of a finding's identity. The main line's branch is ''.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
 PRAGMA user_version = 12;
 
--- Who owns runs, tasks and project types. Clients never see each other.
+-- Clients own runs, tasks and project types. A client never sees the data of another.
 CREATE TABLE IF NOT EXISTS clients (
     id          TEXT PRIMARY KEY,
     created_at  TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- API keys. Only the SHA-256 of a key is kept. One for users is a proxy's, which says with each request who that is from.
+-- API keys. Only the SHA-256 of a key is stored. `for_users` marks the key of a proxy, whose requests name their user.
 CREATE TABLE IF NOT EXISTS api_keys (
     client_id     TEXT NOT NULL REFERENCES clients (id),
     id            TEXT NOT NULL,
@@ -38,7 +37,7 @@ CREATE TABLE IF NOT EXISTS api_keys (
     UNIQUE (hash, client_id)
 ) STRICT, WITHOUT ROWID;
 
--- Project types, with the JSON Schema of their tasks' extensions exactly as it was sent.
+-- Project types. `extension_schema` is the JSON Schema of the tasks' extensions, exactly as it was sent.
 CREATE TABLE IF NOT EXISTS project_types (
     client_id         TEXT NOT NULL REFERENCES clients (id),
     name              TEXT NOT NULL,
@@ -51,8 +50,8 @@ CREATE TABLE IF NOT EXISTS project_types (
     UNIQUE (client_id, id)
 ) STRICT, WITHOUT ROWID;
 
--- Runs. `created` … `resolved` count what the run's submissions did, `reported` the tasks that it reports. A partial one
--- reported something that was not checked. `verdict` is the gate's when it was completed, as JSON.
+-- Runs. `created` … `unchanged` count the results of its reports, `resolved` the missing findings that it resolved, and
+-- `reported` the tasks. It is partial if it reported something as unchecked. `verdict` is the gate's result, as JSON.
 CREATE TABLE IF NOT EXISTS runs (
     seq            INTEGER PRIMARY KEY,
     client_id      TEXT NOT NULL,
@@ -89,11 +88,11 @@ CREATE INDEX IF NOT EXISTS branch_runs_by_branch ON runs (client_id, branch, sta
 CREATE INDEX IF NOT EXISTS runs_by_end ON runs (client_id, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE status = 'running';
 
--- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
--- or another sighting never rewrites a screenshot. `branch` is '' once a run of the main line has reported the task,
--- else the branch that reported it first. `reason` is why a finished one is that, `assignee` who sees to it. `tags` is a
--- JSON array, or NULL. `is_decided` is 1 once somebody has changed the status or the reason. Twins are findings that differ
--- only in their places: the first has their external id, and each of the others that id with a number, and the id as `twin_of`.
+-- Tasks: the columns that lists show and triage changes. The large columns are in task_details, so that a status change
+-- or another report never rewrites a screenshot. `branch` is '' once a main-line run has reported the task; until then,
+-- it is the first branch that did. `reason` explains a resolved or dismissed status. `tags` is a JSON array or NULL.
+-- `is_decided` is 1 once triage has changed the status or the reason. Twins are findings that differ only in location;
+-- their external ids differ only in a number. The first one's has no number; the others have that id in `twin_of`.
 CREATE TABLE IF NOT EXISTS tasks (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -143,7 +142,7 @@ CREATE INDEX IF NOT EXISTS branch_tasks_by_rule ON tasks (client_id, rule, statu
 CREATE INDEX IF NOT EXISTS twins ON tasks (client_id, twin_of, project_type, target_url) WHERE twin_of IS NOT NULL;
 CREATE INDEX IF NOT EXISTS tasks_by_location ON tasks (client_id, substr(location, 1, 200)) WHERE location IS NOT NULL;
 
--- External ids that findings had before, the latest of each: of what a file was renamed from, say.
+-- Former external ids of findings, for example from before a file was renamed. Only the latest few per task are kept.
 CREATE TABLE IF NOT EXISTS former_ids (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -156,8 +155,8 @@ CREATE TABLE IF NOT EXISTS former_ids (
 CREATE INDEX IF NOT EXISTS former_ids_by_id ON former_ids (client_id, external_id, project_type, target_url);
 CREATE INDEX IF NOT EXISTS former_ids_by_task ON former_ids (client_id, task_seq);
 
--- Which tasks have a tag, in the order in which they are listed: made of a task's columns, and changed with them.
--- Nothing refers to the task, because a key that finds its rows would have to be kept for that alone.
+-- Index of tasks by tag, in list order. Its rows are derived from columns of `tasks`, and each change of these columns
+-- updates them. A foreign key to tasks would need another index, to find the rows of a task; so there is none.
 CREATE TABLE IF NOT EXISTS task_tags (
     client_id  TEXT NOT NULL,
     tag        TEXT NOT NULL,
@@ -168,7 +167,7 @@ CREATE TABLE IF NOT EXISTS task_tags (
     PRIMARY KEY (client_id, tag, main_line, status, severity, task_seq)
 ) STRICT, WITHOUT ROWID;
 
--- The bulk of a task. Arrays and extensions are JSON text; NULL is an empty one.
+-- The large columns of a task. Arrays and extensions are JSON text; NULL means empty.
 CREATE TABLE IF NOT EXISTS task_details (
     task_seq          INTEGER PRIMARY KEY,
     client_id         TEXT NOT NULL,
@@ -180,8 +179,8 @@ CREATE TABLE IF NOT EXISTS task_details (
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 
--- What a task is searched by: its title, its external id, the labels of its evidence, its rule, location and tags,
--- without case and accents and with a space between two words. By itself, because a search reads that of all tasks of a
+-- Search text of a task: its title, external id, evidence labels, rule, location and tags, without case and accents,
+-- and with one space between two words. It is a table of its own, because a search reads this text of all tasks of a
 -- client.
 CREATE TABLE IF NOT EXISTS task_words (
     client_id  TEXT NOT NULL,
@@ -191,8 +190,8 @@ CREATE TABLE IF NOT EXISTS task_words (
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
 
--- Which run reported which task: once each, however often it was submitted. One that does not count is a branch's, of
--- a task that the main line knew: it moved nothing of the task.
+-- Which run reported which task: one row for each pair, however often the task was submitted. `counted` is 0 if a
+-- branch reported a task of the main line: such a report changes nothing of the task.
 CREATE TABLE IF NOT EXISTS sightings (
     client_id  TEXT NOT NULL,
     run_seq    INTEGER NOT NULL,
@@ -204,7 +203,7 @@ CREATE TABLE IF NOT EXISTS sightings (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS sightings_by_task ON sightings (client_id, task_seq, run_seq);
 
--- Branches of a type and target. `reported` counts the tasks that runs of the branch have reported.
+-- Branches of a project type and target. `reported` counts the tasks that runs of the branch have reported.
 CREATE TABLE IF NOT EXISTS branches (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -216,8 +215,8 @@ CREATE TABLE IF NOT EXISTS branches (
 CREATE UNIQUE INDEX IF NOT EXISTS branches_by_name ON branches (client_id, name, project_type, target_url);
 CREATE UNIQUE INDEX IF NOT EXISTS branches_by_age ON branches (client_id, seq);
 
--- Which branch knows which task, because a run of it has reported that: for as long as there is the task, whether or
--- not there still is the run.
+-- Which branch knows which task, because a run of the branch reported it. A row is kept if that run is pruned for its
+-- age. It is deleted with the task, or if the branch's last run that reported the task is deleted by request.
 CREATE TABLE IF NOT EXISTS branch_sightings (
     client_id   TEXT NOT NULL,
     branch_seq  INTEGER NOT NULL,
@@ -228,9 +227,9 @@ CREATE TABLE IF NOT EXISTS branch_sightings (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS branch_sightings_by_task ON branch_sightings (client_id, task_seq, branch_seq);
 
--- What happened to a task or a run, and who did it: '' where that was the clock. `changed` is a JSON array of field
--- names; `reason` and `assignee` are those that the task has had since. `branch` is that of the run in which it happened.
--- A seq is never used twice, and those of a client rise in the order of its commits: its writers wait for each other.
+-- History of tasks and runs. `key_name` names the key that made the change, '' for a timeout. `changed` is a JSON array
+-- of field names. `reason` is a status entry's new reason, `assignee` an assigned entry's new assignee. `branch` is the
+-- run's. No seq is reused. A client's seqs rise in the order of its commits, because its writers wait for each other.
 CREATE TABLE IF NOT EXISTS history (
     seq          INTEGER PRIMARY KEY AUTOINCREMENT,
     client_id    TEXT NOT NULL,
@@ -263,10 +262,10 @@ CREATE INDEX IF NOT EXISTS comments_by_task ON history (client_id, task_seq) WHE
 CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_id)
     WHERE event = 'status' AND run_id IS NOT NULL;
 
--- How many tasks of the main line (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
--- 'tasks type:T target:U', and the same for 'runs'; also 'tasks rule:"R"', 'tasks tag:"T"', and 'tasks tagged' for those
--- with any tag. Of what is not of the main line, all have ' branches' at their end, and for runs each again
--- ' branch:NAME'. 'changes' only rises, with each transaction that changes what is the client's: a stamp.
+-- Numbers of tasks and runs (severity 0) by scope. Scopes of the main line: 'tasks', 'tasks type:T', 'tasks target:U',
+-- 'tasks type:T target:U', and the same for 'runs'; also 'tasks rule:"R"', 'tasks tag:"T"', and 'tasks tagged' for all
+-- with tags. Scopes of branches end with ' branches'; their runs also count in scopes that end with ' branch:NAME'.
+-- The scope 'changes' has the client's revision, which each transaction that changes its data increases.
 CREATE TABLE IF NOT EXISTS counters (
     client_id  TEXT NOT NULL,
     scope      TEXT NOT NULL,
@@ -276,8 +275,8 @@ CREATE TABLE IF NOT EXISTS counters (
     PRIMARY KEY (client_id, scope, status, severity)
 ) STRICT, WITHOUT ROWID;
 
--- Answers to requests with an Idempotency-Key, kept for a day so that a repeated request gets its answer again. Behind
--- the id of a key for users stands the user.
+-- Stored responses to requests with an Idempotency-Key, kept for a day so that a retry gets the same response. For a
+-- key with `for_users`, `key_id` is the id of the key, a space and the user.
 CREATE TABLE IF NOT EXISTS idempotent_answers (
     seq              INTEGER PRIMARY KEY,
     client_id        TEXT NOT NULL,
@@ -296,8 +295,8 @@ CREATE UNIQUE INDEX IF NOT EXISTS idempotent_answers_by_key
 CREATE UNIQUE INDEX IF NOT EXISTS idempotent_answers_by_seq ON idempotent_answers (client_id, seq);
 CREATE INDEX IF NOT EXISTS idempotent_answers_by_age ON idempotent_answers (client_id, created_at);
 
--- References of a kept answer, in its body or its path: the ids of tasks, runs and webhooks, the names of project types. A
--- deletion finds by it the answers that it drops.
+-- Ids of tasks, runs and webhooks and names of project types in a stored response's body or its request's path. A
+-- deletion uses them to find the responses that it has to drop.
 CREATE TABLE IF NOT EXISTS answer_references (
     client_id   TEXT NOT NULL,
     reference   TEXT NOT NULL,
@@ -308,9 +307,9 @@ CREATE TABLE IF NOT EXISTS answer_references (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS answer_references_by_answer ON answer_references (client_id, answer_seq);
 
--- Where events go, each hook with its place in the history: the seq of the last entry that it is done with. Of the next
--- one, `attempts` have failed so far, and another is due at `next_attempt_at`. A `secret` signs, and so is kept as it is.
--- `types` is a JSON array, `min_severity` a rank.
+-- Webhooks. `history_seq` is the position in the history: the seq of the last entry that was delivered or skipped.
+-- `attempts` counts the failed deliveries of the next event; the next attempt is due at `next_attempt_at`. `secret`
+-- signs deliveries, so it is stored in plain text. `types` is a JSON array, `min_severity` a severity rank.
 CREATE TABLE IF NOT EXISTS webhooks (
     client_id         TEXT NOT NULL REFERENCES clients (id),
     id                TEXT NOT NULL,
@@ -331,26 +330,26 @@ CREATE TABLE IF NOT EXISTS webhooks (
     PRIMARY KEY (client_id, id)
 ) STRICT, WITHOUT ROWID;
 
--- One row that says which process delivers to the webhooks, and until when: another one may once that is over.
+-- One row: the process that delivers to webhooks. Another process may take over after `expires_at`.
 CREATE TABLE IF NOT EXISTS delivery_lease (
     id          INTEGER PRIMARY KEY CHECK (id = 1),
     holder      TEXT NOT NULL,
     expires_at  TEXT NOT NULL
 ) STRICT;
 
--- One row that tells this database from what it was restored or copied from: places in the feed of events are of one.
+-- One row: the epoch of this database. A restored or copied database has another one, which invalidates event cursors.
 CREATE TABLE IF NOT EXISTS epochs (
     id     INTEGER PRIMARY KEY CHECK (id = 1),
     epoch  TEXT NOT NULL
 ) STRICT;
 
--- One row that says by which version of Unicode's tables the words of all tasks are folded. Without it, that is unknown.
+-- One row: the Unicode version by which the search text of all tasks was normalized. Without a row, it is unknown.
 CREATE TABLE IF NOT EXISTS folding (
     id               INTEGER PRIMARY KEY CHECK (id = 1),
     unicode_version  TEXT NOT NULL
 ) STRICT;
 
--- One row that says when the last good backup was begun; a backup has that of the one before it.
+-- One row: when the last successful backup was started. The copy in a backup has the time of the previous backup.
 CREATE TABLE IF NOT EXISTS backups (
     id       INTEGER PRIMARY KEY CHECK (id = 1),
     made_at  TEXT NOT NULL
