@@ -1,1 +1,1 @@
-"""Features beside `findings_service`: operations and commands of its own, of which the service needs none."""
+"""Optional modules of `findings_service`: endpoints and commands beyond the core."""

@@ -1,7 +1,7 @@
-"""What is wrong with a database: the command `check`.
+"""Consistency check of a database: the command `check`.
 
-The rules that the schema cannot hold, counters against what they count, and what the engine finds itself. Nothing is
-written.
+It checks the rules that the schema cannot enforce, compares the counters with the rows that they count, and runs the
+engine's own check. It writes nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from findings_service import (
 
 
 def word_faults(connection: Connection) -> Iterator[str]:
-    """Yield the tasks whose stored search words differ from their texts.
+    """Yield a message for each task whose stored search words differ from its texts.
 
-    Other versions of Unicode fold other characters: then only words of ASCII are compared.
+    If another version of Unicode folded the words, only ASCII words are compared: others may differ legitimately.
     """
     comparable = migrations.is_folded_here(connection)
     for client_id in select_clients(connection):
         for _, task_id, words, expected in migrations.select_words(connection, client_id):
             if words != expected and (comparable or f"{words}{expected}".isascii()):
-                yield f"task {task_id} is searched by other words than it has"
+                yield f"task {task_id} has search words that differ from its texts"
 
 
 def tag_faults(connection: Connection) -> Iterator[str]:
-    """Tell where lists by tag are not what the tasks are, from both in the same order."""
+    """Yield a message for each difference between the rows of `task_tags` and the tags of the tasks."""
     for client_id in select_clients(connection):
         tasks = connection.stream(
             """SELECT seq, tags, CASE branch WHEN '' THEN 1 ELSE 0 END, status, severity FROM tasks
@@ -54,29 +54,29 @@ def tag_faults(connection: Connection) -> Iterator[str]:
                WHERE client_id = ? ORDER BY task_seq, tag""",
             (client_id,),
         )
-        for (seq, tag, *_), same in itertools.groupby(heapq.merge(expected, map(tuple, listed))):
-            if len(list(same)) != 2:
-                yield f"tag: {client_id}, {tag!r} lists the task of seq {seq} otherwise than that is"
+        for (seq, tag, *_), equal in itertools.groupby(heapq.merge(expected, map(tuple, listed))):
+            if len(list(equal)) != 2:
+                yield f"tag: {client_id}, {tag!r}: the index differs from the task with seq {seq}"
 
 
-def recounted(connection: Connection) -> Counter[CounterKey]:
-    """Count everything that the counters count, one by one, but for changes."""
+def count_from_rows(connection: Connection) -> Counter[CounterKey]:
+    """Return the correct value of each counter except that of changes, counted from the rows of tasks and runs."""
     counts: Counter[CounterKey] = Counter()
-    place, kind = "client_id, project_type, target_url, branch", "status, severity"
-    for client, *at, rule, tags, status, severity, n in connection.execute(
-        f"SELECT {place}, rule, tags, {kind}, COUNT(*) FROM tasks GROUP BY {place}, rule, tags, {kind}"
+    columns, kind = "client_id, project_type, target_url, branch", "status, severity"
+    for client, *scope, rule, tags, status, severity, n in connection.execute(
+        f"SELECT {columns}, rule, tags, {kind}, COUNT(*) FROM tasks GROUP BY {columns}, rule, tags, {kind}"
     ):
-        for name in (*counter_names("tasks", *at), *label_counters(rule, tags, at[-1])):
+        for name in (*counter_names("tasks", *scope), *label_counters(rule, tags, scope[-1])):
             counts[client, name, status, severity] += n
-    for client, *at, status, n in connection.execute(
-        f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
+    for client, *scope, status, n in connection.execute(
+        f"SELECT {columns}, status, COUNT(*) FROM runs GROUP BY {columns}, status"
     ):
-        for name in counter_names("runs", *at):
+        for name in counter_names("runs", *scope):
             counts[client, name, status, 0] += n
     return counts
 
 
-# Each names the ids of what breaks a rule that the schema cannot hold.
+# The message and the query of each rule that the schema cannot enforce. A query selects the ids that break its rule.
 INTEGRITY_CHECKS = {
     "task {} is reported by a run of another project type or target": """
         SELECT DISTINCT tasks.id FROM sightings
@@ -86,19 +86,19 @@ INTEGRITY_CHECKS = {
     "task {} is reported by no run": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (
             SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
-    "task {} was seen by more runs than it says": """
+    "task {} has a timesSeen that is lower than the number of runs that reported it": """
         SELECT tasks.id FROM tasks WHERE times_seen < (
             SELECT COUNT(*) FROM sightings JOIN sightings AS same ON same.client_id = sightings.client_id
                 AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
             WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1)""",
-    "run {} says that it reports another number of tasks": """
+    "run {} has a wrong number of reported tasks": """
         SELECT runs.id FROM runs WHERE reported <> (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
-    "run {} is of a branch that is not there": """
+    "run {} belongs to a branch that does not exist": """
         SELECT runs.id FROM runs WHERE branch <> '' AND NOT EXISTS (
             SELECT 1 FROM branches WHERE branches.client_id = runs.client_id AND name = branch
                 AND branches.project_type = runs.project_type AND branches.target_url = runs.target_url)""",
-    "branch {} says that it knows another number of tasks": """
+    "branch {} has a wrong number of known tasks": """
         SELECT name FROM branches WHERE reported <> (
             SELECT COUNT(*) FROM branch_sightings
             WHERE branch_sightings.client_id = branches.client_id AND branch_seq = branches.seq)""",
@@ -120,44 +120,44 @@ INTEGRITY_CHECKS = {
             JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
             WHERE branch_sightings.client_id = tasks.client_id AND branch_sightings.task_seq = tasks.seq
                 AND name = runs.branch)""",
-    "task {} is of a branch that does not know it": """
+    "task {} belongs to a branch that does not know it": """
         SELECT tasks.id FROM tasks WHERE branch <> '' AND NOT EXISTS (
             SELECT 1 FROM branch_sightings
             JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
             WHERE branch_sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND name = branch)""",
-    "task {} is of a branch, though the main line knows it": """
+    "task {} belongs to a branch although the main line knows it": """
         SELECT DISTINCT tasks.id FROM tasks
         JOIN sightings ON sightings.client_id = tasks.client_id AND task_seq = tasks.seq
         JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
         WHERE tasks.branch <> '' AND runs.branch = ''""",
-    "task {} has a report of the main line that does not count": """
+    "task {} has a main-line report that is marked as not counted": """
         SELECT DISTINCT tasks.id FROM sightings
         JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
         JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
         WHERE counted = 0 AND runs.branch = ''""",
-    "task {} was reported first by a run whose report does not count": """
+    "task {} has a first report that is marked as not counted": """
         SELECT tasks.id FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
         JOIN sightings ON sightings.client_id = tasks.client_id AND run_seq = runs.seq AND task_seq = tasks.seq
         WHERE counted = 0""",
-    "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
+    "counter: {} is negative": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (
             SELECT 1 FROM task_details WHERE task_details.client_id = tasks.client_id AND task_seq = tasks.seq)""",
-    "task {} was created before one that came earlier": """
+    "task {} has an earlier createdAt than the task stored before it": """
         SELECT id FROM (
             SELECT id, created_at < LAG(created_at) OVER (PARTITION BY client_id ORDER BY seq) AS fell FROM tasks
         ) AS pairs WHERE fell""",
-    "task {} has another status than its history": """
+    "task {} has a status that differs from its history": """
         SELECT tasks.id FROM tasks WHERE status <> COALESCE((
             SELECT to_status FROM history
             WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
             ORDER BY history.seq DESC LIMIT 1), '')""",
-    "task {} has another reason than its history": """
+    "task {} has a reason that differs from its history": """
         SELECT tasks.id FROM tasks WHERE COALESCE(reason, '') <> COALESCE((
             SELECT history.reason FROM history
             WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
             ORDER BY history.seq DESC LIMIT 1), '')""",
-    "task {} has another assignee than its history": """
+    "task {} has an assignee that differs from its history": """
         SELECT tasks.id FROM tasks WHERE COALESCE(assignee, '') <> COALESCE((
             SELECT history.assignee FROM history
             WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND event = 'assigned'
@@ -166,42 +166,42 @@ INTEGRITY_CHECKS = {
 
 
 def integrity_errors(connection: Connection) -> Iterator[str]:
-    """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
+    """Yield a message for each fault of a database: in its file, counters, search words, tags, or other rows."""
     yield from connection.integrity_errors()
-    expected = recounted(connection)
+    expected = count_from_rows(connection)
     for client, name, status, severity, n in connection.execute(
         "SELECT client_id, scope, status, severity, n FROM counters WHERE scope <> 'changes'"
     ):
-        right = expected.pop((client, name, status, severity), 0)
-        if n != right:
-            yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
+        actual = expected.pop((client, name, status, severity), 0)
+        if n != actual:
+            yield f"counter: {client}, {name}, {status}, severity {severity} is {n}; it should be {actual}"
     for (client, name, status, severity), n in expected.items():
-        yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
+        yield f"counter: {client}, {name}, {status}, severity {severity} is missing; it should be {n}"
     yield from word_faults(connection)
     yield from tag_faults(connection)
-    for complaint, statement in INTEGRITY_CHECKS.items():
-        yield from (complaint.format(row[0]) for row in connection.execute(statement))
+    for message, statement in INTEGRITY_CHECKS.items():
+        yield from (message.format(row[0]) for row in connection.execute(statement))
 
 
 def failing_webhooks(connection: Connection) -> Iterator[str]:
-    """Tell of the webhooks that something cannot be delivered to, which is no fault of the database's."""
+    """Yield a message for each webhook whose last delivery failed. These are not faults of the database."""
     for client_id, hook_id, state, attempts, error, later in connection.execute(
         """SELECT client_id, id, state, attempts, last_error, next_attempt_at FROM webhooks
            WHERE attempts > 0 ORDER BY client_id, id"""
     ):
-        state = f"is tried again at {later}" if state == "on" else "is off until a PATCH switches it on"
+        state = f"is retried at {later}" if state == "on" else "is off until a PATCH turns it on"
         often = "once" if attempts == 1 else f"{attempts} times"
         yield f"webhook {hook_id} of client {client_id!r} has failed {often} ({error}) and {state}"
 
 
 def audit(connection: Connection, db: str) -> None:
-    """Print what is wrong with a database. :raises click.ClickException: when anything is."""
+    """Print the faults of a database, which messages call `db`. :raises click.ClickException: if there are any."""
     found = list(integrity_errors(connection))
-    refuse_for(found, f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
+    raise_for_faults(found, f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
 
 
-def refuse_for(faults: Sequence[str], summary: str) -> None:
-    """Print faults. :raises click.ClickException: with a summary of them, when there are any."""
+def raise_for_faults(faults: Sequence[str], summary: str) -> None:
+    """Print faults. :raises click.ClickException: with the summary, if there are any faults."""
     for fault in faults:
         click.echo(fault)
     if faults:
@@ -211,14 +211,14 @@ def refuse_for(faults: Sequence[str], summary: str) -> None:
 @click.command()
 @database_option
 def check(db: str) -> None:
-    """Audit a database, also one in use. Exit code 1 and one line for each fault."""
+    """Check a database, even while it is in use. Print a line for each fault; exit with 1 if there are any."""
     with opened(db) as database, database.snapshot() as connection:
-        for complaint in failing_webhooks(connection):
-            click.echo(complaint, err=True)
+        for message in failing_webhooks(connection):
+            click.echo(message, err=True)
         if not migrations.is_folded_here(connection):
             click.echo(
-                "Words for the search that are not ASCII are not checked: they were made by another version of Unicode."
-                " The next start of the service makes them again.",
+                "Search words that are not ASCII are not checked: another version of Unicode was used to fold them."
+                " The next start of the service updates them.",
                 err=True,
             )
         audit(connection, database.name)
@@ -227,5 +227,5 @@ def check(db: str) -> None:
 
 
 def register() -> None:
-    """Add the command."""
+    """Register the command."""
     main.add_command(check)

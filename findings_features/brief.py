@@ -1,7 +1,7 @@
-"""What an agent should know before it scans: `GET /api/v1/brief`, the worst of what is known already.
+"""Known findings that an agent should read before it scans: `GET /api/v1/brief`.
 
-A brief is made of queries over the indexes of tasks and sightings, and stores nothing. Adapters add other forms than
-JSON by `add`.
+A brief is read with queries over the indexes of tasks and sightings; nothing is stored for it. Adapters register
+formats other than JSON with `add`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import heapq
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,7 @@ from findings_service import (
     ProjectTypeWithSchema,
     Reason,
     RequestModel,
+    Row,
     Severity,
     Summary,
     TaskStatus,
@@ -50,7 +51,7 @@ from findings_service import (
 
 
 class ResolvedFinding(Model, gc=False):
-    """A finding that was resolved; if it is there again, it is reported under the same `externalId`."""
+    """A resolved finding. An agent that finds it again reports it under the same `externalId`."""
 
     external_id: str
     title: str
@@ -59,9 +60,9 @@ class ResolvedFinding(Model, gc=False):
 
 
 class KnownFinding(ResolvedFinding, gc=False):
-    """A known finding; `lastComment` is the latest comment of a change of its status, else the latest comment.
+    """An open, in-progress or dismissed finding. `lastComment` is the latest on a status change, else the latest.
 
-    `excerpt` is the first line of its first evidence's content that is not blank, at most 120 characters of it.
+    `excerpt` is the first non-blank line of the content of its first evidence item, cut at 120 characters.
     """
 
     severity: Severity
@@ -72,9 +73,9 @@ class KnownFinding(ResolvedFinding, gc=False):
 
 
 class Brief(Model):
-    """The known findings of a type and target, most severe first, and how many more there are.
+    """The known findings of a type and target, most severe first. `omitted` counts unresolved ones over the limit.
 
-    `summary` counts all tasks of the type and target, also resolved ones and those without an externalId.
+    `summary` counts all tasks of the type and target, including resolved ones and those without an `externalId`.
     """
 
     project_type: str
@@ -88,44 +89,44 @@ class Brief(Model):
 
 
 class BriefQuery(RequestModel):
-    """What an agent is about to examine."""
+    """Query parameters of a brief: what the agent will examine."""
 
     project_type: Annotated[NonEmpty, Meta(description="A registered project type.")]
     target_url: (
-        Annotated[NonEmpty, Meta(description="The target, exactly as stored. Without it, findings that have none.")]
+        Annotated[NonEmpty, Meta(description="The target, exactly as stored. Without it: findings without a target.")]
         | None
     ) = None
     branch: (
         Annotated[
             NonEmpty,
-            Meta(description="Also what runs of this branch reported. Without it, the main line's alone."),
+            Meta(description="Add findings of this branch's runs. Without it: only findings of the main line."),
         ]
         | None
     ) = None
     location: (
-        Annotated[NonEmpty, Meta(description="Findings there, as in a list of tasks; `summary` counts all.")] | None
+        Annotated[NonEmpty, Meta(description="Only findings at this location; `summary` still counts all.")] | None
     ) = None
-    limit: Annotated[int, Meta(ge=1, le=200, description="Findings in `tasks`, and in `resolved`.")] = 50
+    limit: Annotated[int, Meta(ge=1, le=200, description="The maximum size of `tasks`, and of `resolved`.")] = 50
 
 
 EXCERPT_LENGTH = 120
-# The content of a task's first evidence from its name on, as much as an excerpt needs even where each sign of it is
-# escaped. A quote inside a text is escaped, so it is the name; the first evidence has it, be it null, as all have.
+# The JSON of the first evidence item from its member "content" on, long enough for an excerpt of escaped characters.
+# Quotes inside a text are escaped, so only a member's name matches. Every item has this member, which may be null.
 CONTENT = """substr(task_details.evidence, instr(task_details.evidence, '"content":'), 1000)"""
-WHOLE_SIGNS = re.compile(r'"content":("(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)')  # the last may be cut in two
+WHOLE_CHARACTERS = re.compile(r'"content":("(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)')  # without an escape that is cut in two
 
 
 def excerpt_of(content: str | None) -> str | None:
-    """Return the first line that is not blank of what CONTENT found, None where there is none."""
-    signs = WHOLE_SIGNS.match(content or "")
-    lines = msgspec.json.decode(f'{signs[1]}"', type=str).splitlines() if signs else []
+    """Return the first non-blank line of a text, cut, or None. :param content: what `CONTENT` selected."""
+    match = WHOLE_CHARACTERS.match(content or "")
+    lines = msgspec.json.decode(f'{match[1]}"', type=str).splitlines() if match else []
     return next((truncate(line, EXCERPT_LENGTH) for line in lines if line.strip()), None)
 
 
 IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_progress', 'dismissed')"""
 RESOLVED = "tasks.external_id IS NOT NULL AND tasks.status = 'resolved'"
 ORDER = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC"
-# Findings as a brief lists them, and in its order.
+# Findings with the columns and in the order of a brief.
 LISTED = f"""SELECT tasks.external_id, tasks.title, tasks.rule, tasks.location, {SEVERITY_NAME}, tasks.status,
         tasks.reason, (
         SELECT comment FROM history WHERE history.client_id = tasks.client_id
@@ -139,46 +140,46 @@ LISTED = f"""SELECT tasks.external_id, tasks.title, tasks.rule, tasks.location, 
 def select_brief(
     connection: Connection, client_id: str, project_type: ProjectTypeWithSchema, query: BriefQuery
 ) -> Brief:
-    """Return what is known of a type and target: the worst first, of those what was seen last, then the newest."""
-    place = client_id, query.project_type, query.target_url or NO_TARGET
-    lines = [(overview.Known(*place), "")]
-    if query.branch:  # what the main line knows, too, is there already
-        lines.append((overview.Known(*place, query.branch), "AND tasks.branch <> ''"))
-    there, values = located(query.location) if query.location else ("1 = 1", ())
-    counted, places, listed = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0
-    resolved = list[tuple[Any, ...]]()
+    """Return the brief of a type and target: most severe findings first; of equal severity, those seen last first."""
+    scope = client_id, query.project_type, query.target_url or NO_TARGET
+    lines = [(overview.Known(*scope), "")]
+    if query.branch:  # without the main line's findings, which are in the first entry
+        lines.append((overview.Known(*scope, query.branch), "AND tasks.branch <> ''"))
+    at_location, values = located(query.location) if query.location else ("1 = 1", ())
+    counts, ranked, matching = list[Row](), list[Row](), 0
+    resolved = list[Row]()
     for known, condition in lines:
-        counted += known.select(connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2")
+        counts += known.select(connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2")
         columns = "COUNT(*) OVER (), tasks.severity, tasks.last_seen_at, tasks.seq"
         rows = known.select(
-            connection, columns, f"{condition} AND {IN_BRIEF} AND {there} {ORDER} LIMIT ?", *values, query.limit
+            connection, columns, f"{condition} AND {IN_BRIEF} AND {at_location} {ORDER} LIMIT ?", *values, query.limit
         )
-        listed += rows[0][0] if rows else 0
-        places += [row[1:] for row in rows]
+        matching += rows[0][0] if rows else 0
+        ranked += [row[1:] for row in rows]
         columns = "tasks.severity, tasks.seq, tasks.external_id, tasks.title, tasks.rule, tasks.location"
         order = "ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?"
         resolved += known.select(
-            connection, columns, f"{condition} AND {RESOLVED} AND {there} {order}", *values, query.limit
+            connection, columns, f"{condition} AND {RESOLVED} AND {at_location} {order}", *values, query.limit
         )
-    seqs = [seq for *_, seq in heapq.nlargest(query.limit, places)]
+    seqs = [seq for *_, seq in heapq.nlargest(query.limit, ranked)]
     findings = connection.execute(LISTED, (client_id, json.dumps(seqs)))
     return Brief(
         project_type=query.project_type,
         target_url=query.target_url,
         branch=query.branch,
-        summary=summary_of(counted),
+        summary=summary_of(counts),
         extension_schema=project_type.extension_schema,
         resolved=[ResolvedFinding(*row[2:]) for row in heapq.nlargest(query.limit, resolved)],
-        tasks=[KnownFinding(*(*known, excerpt_of(content))) for *known, content in findings],
-        omitted=listed - len(seqs),
+        tasks=[KnownFinding(*(*fields, excerpt_of(content))) for *fields, content in findings],
+        omitted=matching - len(seqs),
     )
 
 
-EXPORTS: dict[str, Export] = {}  # by media type; adapters add theirs by `add`
+EXPORTS: dict[str, Export] = {}  # by media type; adapters register theirs with `add`
 
 
 def read_brief(request: ApiRequest, connection: Connection) -> tuple[Brief, ProjectType]:
-    """Return what a request asks for, and what the project type is. :raises UnknownProjectType: where it is none."""
+    """Return the requested brief and its project type. :raises UnknownProjectType: if that is not registered."""
     with in_list_time(connection):
         require_registered(connection, request.client_id, request.query.project_type, parameter="projectType")
         project_type = select_project_type(connection, request.client_id, request.query.project_type)
@@ -186,21 +187,15 @@ def read_brief(request: ApiRequest, connection: Connection) -> tuple[Brief, Proj
 
 
 @operation(
-    "GET",
-    "/api/v1/brief",
-    "read",
-    {200: Brief},
-    query=BriefQuery,
-    exports=EXPORTS,
-    refusals=(UnknownProjectType,),
+    "GET", "/api/v1/brief", "read", {200: Brief}, query=BriefQuery, exports=EXPORTS, refusals=(UnknownProjectType,)
 )
 def get_brief(request: ApiRequest) -> ThreadJob:
-    """Get what an agent should know before it scans: what is known already, and what extensions must be like."""
+    """Get the known findings and the extension schema that an agent needs before it scans."""
     return request.read_slowly(lambda connection: json_response(200, read_brief(request, connection)[0]))
 
 
 def add(media_type: str, write: Callable[[Brief, ProjectType], bytes]) -> None:
-    """Have briefs go out in a form, too, in which `write` writes one, with what its project type is."""
+    """Register a format of briefs. `write` gets a brief and its project type, and returns the encoded brief."""
 
     def export(request: ApiRequest) -> ThreadJob:
         kind = f"{media_type}; charset=utf-8"
@@ -210,5 +205,5 @@ def add(media_type: str, write: Callable[[Brief, ProjectType], bytes]) -> None:
 
 
 def register() -> None:
-    """Have briefs answered."""
+    """Register the endpoint."""
     REGISTRY.add_operations(get_brief)

@@ -1,9 +1,9 @@
-"""What goes for good: DELETE of runs, tasks and project types, and runs that finished long ago.
+"""`DELETE` for runs, tasks and project types, and the command `prune` for old runs.
 
-What is deleted is in no answer any more at once, and soon in no file either (SQLite's secure_delete,
-https://www.sqlite.org/pragma.html#pragma_secure_delete, and a log that is truncated). With a run go the tasks that only
-it reported; the others tell nothing of it any more. Beside the module and an engine that stores
-in lots or copies, this alone writes tasks, runs, sightings, history and counters.
+Deleted data is in no response from then on. Soon it is in no file, either: SQLite overwrites it (secure_delete,
+https://www.sqlite.org/pragma.html#pragma_secure_delete), and the WAL is truncated. The tasks that only a run reported
+are deleted with it. `DELETE`, unlike `prune`, also removes all references to the run from other tasks. Tasks, runs,
+sightings, history and counters are written only here, in the core, and by an engine's bulk writes and copies.
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ class ProjectTypeInUse(ServiceError, status=409, code="project_type_in_use"):
     """There are runs of the project type."""
 
 
-# A run that finished before a time. The newest completed run of the main line of each project type and target is never
-# old: it is the baseline of the next gate.
+# The condition that a run finished before a time. The newest completed main-line runs, partial and complete, of each
+# project type and target are never old: one of them is the baseline of the next gate.
 OLD = """{run}.finished_at < ? AND {run}.seq NOT IN (
     SELECT MAX(seq) FROM runs AS newest
     WHERE newest.client_id = ? AND newest.branch = '' AND newest.status = 'completed'
     GROUP BY newest.project_type, newest.target_url, newest.is_partial)"""
 OLD_RUN = OLD.format(run="runs")
-# The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
+# The client is a parameter, so that an engine that reads all rows of the subquery first reads those of one client.
 ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
     JOIN runs ON runs.client_id = other.client_id AND runs.seq = other.run_seq
     WHERE other.client_id = ? AND other.task_seq = sightings.task_seq AND {})"""
 
 
 def count_old_runs(connection: Connection, client_id: str, before: str) -> tuple[int, bool]:
-    """Return how many of a client's runs finished before a time, and whether those are more than half of all."""
+    """Count a client's old runs (see `OLD`). Return also whether they are over half of its finished runs."""
     statement = f"SELECT COUNT(*) FILTER (WHERE {OLD_RUN}), COUNT(finished_at) FROM runs WHERE client_id = ?"
     old, finished = connection.execute(statement, (before, client_id, client_id)).fetchone()
     return old, 2 * old > finished
 
 
 def count_orphans(connection: Connection, client_id: str, before: str) -> int:
-    """Return how many of a client's tasks only runs report that finished before a time."""
+    """Count the tasks of a client that only old runs reported; `OLD` defines an old run."""
     statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
         JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
         WHERE old.client_id = ? AND {OLD.format(run="old")} AND {ONLY_SIGHTING.format(f"({OLD_RUN}) IS NOT TRUE")}"""
@@ -86,7 +86,7 @@ def count_orphans(connection: Connection, client_id: str, before: str) -> int:
 
 
 def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[TaskRow]) -> None:
-    """Delete tasks with all that is theirs, and count them away wherever they are counted."""
+    """Delete tasks with all of their data, subtract them from the counts of tasks, and delete branches left empty."""
     connection.transaction.erases = True
     drop_responses(connection, client_id, *(task.id for task in tasks))
     index_tasks(connection, client_id, tasks, -1)
@@ -104,7 +104,7 @@ def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[TaskRow
 
 
 def delete_empty_branches(connection: Connection, client_id: str) -> None:
-    """Delete branches without runs and tasks."""
+    """Delete branches that have no runs and know no tasks."""
     connection.execute(
         """DELETE FROM branches WHERE client_id = ? AND reported = 0 AND NOT EXISTS (
                SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
@@ -114,18 +114,18 @@ def delete_empty_branches(connection: Connection, client_id: str) -> None:
     )
 
 
-PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
+PRUNE_SLICE = 200  # sightings per transaction, which takes 10 ms, or 100 ms if nothing is cached
 
 
 def prune_slice(
     connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE, *, deleted: bool = False
 ) -> tuple[int, bool]:
-    """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
+    """Delete up to `size` sightings of a run, and the tasks that only it reported.
 
-    Whatever stands between two slices is sound: the run has fewer tasks then. Return how many tasks went, and
-    whether the run is gone, maybe because somebody else was faster.
+    The run is deleted with its last sightings. Between two slices the data is consistent: the run has fewer tasks.
+    Return the number of deleted tasks, and whether the run is gone; another process may have deleted it.
 
-    :param deleted: whether the tasks that stay are to tell nothing of the run any more.
+    :param deleted: whether to remove all references to the run from the remaining tasks.
     """
     if not RunKey.find(connection, client_id, "id = ?", run.id):
         return 0, True
@@ -136,57 +136,54 @@ def prune_slice(
             WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
         (client_id, run.seq, client_id, run.seq, size),
     ).fetchall()
-    gone = [TaskRow(*fields) for *fields, _, only in rows if only]
-    left = [(TaskRow(*fields), bool(counted)) for *fields, counted, only in rows if not only]
-    remove_tasks(connection, client_id, gone)
+    orphans = [TaskRow(*fields) for *fields, _, only in rows if only]
+    remaining = [(TaskRow(*fields), bool(counted)) for *fields, counted, only in rows if not only]
+    remove_tasks(connection, client_id, orphans)
     connection.executemany(
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
-        [(client_id, run.seq, state.seq) for state, _ in left],
+        [(client_id, run.seq, state.seq) for state, _ in remaining],
     )
     connection.execute(
-        "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
+        "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(remaining), client_id, run.seq)
     )
     if deleted:
-        recompute_after_unlink(connection, client_id, run, left)
+        recompute_after_unlink(connection, client_id, run, remaining)
     if len(rows) == size:
-        return len(gone), False
+        return len(orphans), False
     names = counter_names("runs", *run.type_and_target, run.branch)
     connection.transaction.counters.add(client_id, names, run.status, 0, -1)
     drop_responses(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id)
-    return len(gone), True
+    return len(orphans), True
 
 
-FOUND_AT_ONCE = 10_000  # old runs; to find them takes a look at all runs of the client
+OLD_RUNS_PER_QUERY = 10_000  # old runs per query; each query scans all runs of the client
 
 
 def prune_slices(
-    database: Database,
-    before: str,
-    patience: float | None = None,
-    refuse: Callable[[str], object] | None = None,
+    database: Database, before: str, patience: float | None = None, refuse: Callable[[str], object] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Remove the runs that finished before a time, and the tasks that only they report, a little with each step.
+    """Delete runs that finished before a time, and tasks that only they reported, in steps.
 
-    Each step is a short transaction at most, so that others come between, and gives how many runs and tasks it removed.
-
-    :param patience: seconds to wait for another process's lock; None for the settings'.
-    :param refuse: called with a client's id instead of removing more than half of its finished runs.
+    Each step is at most one short transaction, so that other writes are not delayed. After each step, yield the numbers
+    of runs and tasks that it deleted.
+    :param patience: seconds to wait for another process's lock; None for the `busy_timeout` of the settings.
+    :param refuse: called with a client's id instead of deleting more than half of its finished runs.
     """
     with database.reading() as connection:
         clients = select_clients(connection)
     for client_id in clients:
         if refuse:
-            with database.apart("maintenance") as connection:
+            with database.separate_reader("maintenance") as connection:
                 _, too_many = count_old_runs(connection, client_id, before)
             if too_many:
                 refuse(client_id)
                 continue
         while True:
-            with database.apart("maintenance") as connection:
+            with database.separate_reader("maintenance") as connection:
                 few = f"{OLD_RUN} ORDER BY finished_at LIMIT ?"
-                old = RunKey.find(connection, client_id, few, before, client_id, FOUND_AT_ONCE)
+                old = RunKey.find(connection, client_id, few, before, client_id, OLD_RUNS_PER_QUERY)
             if not old:
                 break
             for run in old:
@@ -197,8 +194,8 @@ def prune_slices(
                     yield int(gone), tasks
 
 
-# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
-# `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
+# The id of the first or last created run that reported a task, among runs whose reports counted, else among all runs.
+# The row `same` is looked up by its key; otherwise SQLite would scan all sightings of the client in order.
 REPORTED_BY = """COALESCE(
     (SELECT runs.id FROM sightings
         JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
@@ -213,36 +210,36 @@ REPORTED_BY = """COALESCE(
 
 
 def recompute_after_unlink(
-    connection: Connection, client_id: str, run: RunKey, left: Sequence[tuple[TaskRow, bool]]
+    connection: Connection, client_id: str, run: RunKey, remaining: Sequence[tuple[TaskRow, bool]]
 ) -> None:
-    """Bring tasks up to date that a run, which goes, does not report any more, but others do.
+    """Update tasks that other runs still report, after a run's sightings of them were deleted.
 
-    :param left: each with whether the run's report counted.
+    :param remaining: these tasks, each with whether the run's report of it counted.
     """
     connection.executemany(
         "UPDATE tasks SET times_seen = times_seen - 1 WHERE client_id = ? AND seq = ? AND times_seen > 1",
-        [(client_id, state.seq) for state, counted in left if counted],
+        [(client_id, state.seq) for state, counted in remaining if counted],
     )
-    tasks = (client_id, json.dumps([state.seq for state, _ in left]))
+    tasks = (client_id, json.dumps([state.seq for state, _ in remaining]))
     connection.execute(
         f"UPDATE history SET run_id = NULL WHERE run_id = ? AND client_id = ? AND task_seq {LISTED_SEQS}",
         (run.id, *tasks),
     )
-    for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
+    for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # also replaces ids of pruned runs
         connection.execute(
             f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
                 WHERE {BY_SEQ} AND ({column} = ? OR NOT EXISTS (
                     SELECT 1 FROM runs WHERE runs.client_id = ? AND runs.id = tasks.{column}))""",
             (*tasks, run.id, client_id),
         )
-    connection.execute(  # the first reporter's counts from now on, and no other one that did not
+    connection.execute(  # from now on the report of the new first run counts
         f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
                 SELECT runs.seq, tasks.seq FROM tasks
                 JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
                 WHERE {BY_SEQ})""",
         (client_id, *tasks),
     )
-    if branch := find_branch_of_run(connection, client_id, run):  # which knows what another run of it reports
+    if branch := find_branch_of_run(connection, client_id, run):  # it still knows the tasks of its other runs
         forgotten = connection.execute(
             f"""DELETE FROM branch_sightings WHERE branch_seq = ? AND client_id = ? AND task_seq {LISTED_SEQS}
                 AND NOT EXISTS (SELECT 1 FROM sightings
@@ -255,13 +252,13 @@ def recompute_after_unlink(
             "UPDATE branches SET reported = reported - ? WHERE client_id = ? AND seq = ?",
             (forgotten, client_id, branch.seq),
         )
-    move_to_branch(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
+    move_to_branch(connection, client_id, {state.seq: state for state, _ in remaining if state.branch == run.branch})
 
 
 def move_to_branch(connection: Connection, client_id: str, states: Mapping[int, TaskRow]) -> None:
-    """Let tasks be of the branch of who is their first reporter now, where that is another, and not the main line's.
+    """Move tasks to the branch of their new first run, unless the main line reports them.
 
-    :param states: tasks of a run's line that does not report them any more, by their seqs.
+    :param states: tasks, by seq, that belonged to the branch (or main line) of the deleted run.
     """
     rows = connection.execute(
         f"""SELECT tasks.seq, runs.branch FROM tasks
@@ -282,7 +279,7 @@ def move_to_branch(connection: Connection, client_id: str, states: Mapping[int, 
 
 @operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
 def delete_run(request: ApiRequest, run_id: str) -> PendingWrite:
-    """Delete a run, also a running one, and the tasks that only it reports."""
+    """Delete a run, even a running one, and the tasks that only it reported."""
 
     def remove(connection: Connection) -> None:
         run = select_run_key(connection, request.client_id, run_id)
@@ -290,7 +287,7 @@ def delete_run(request: ApiRequest, run_id: str) -> PendingWrite:
             "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'",
             (request.client_id, run.id),
         )
-        while not prune_slice(connection, request.client_id, run, 512, deleted=True)[1]:  # sightings at once
+        while not prune_slice(connection, request.client_id, run, 512, deleted=True)[1]:  # sightings per slice
             pass
 
     return PendingWrite(request, remove)
@@ -309,13 +306,13 @@ def delete_task(request: ApiRequest, task_id: str) -> PendingWrite:
 
 @operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
 def delete_project_type(request: ApiRequest, name: str) -> PendingWrite:
-    """Delete a project type that there is no run of."""
+    """Delete a project type that has no runs."""
     client_id = request.client_id
-    counted = [counter_name("runs", name, None, line) for line in (MAIN_LINE, None)]
+    counters = [counter_name("runs", name, None, line) for line in (MAIN_LINE, None)]
 
     def remove(connection: Connection) -> None:
         select_project_type(connection, client_id, name)
-        if runs := sum(n for *_, n in select_counts(connection, client_id, counted)):
+        if runs := sum(n for *_, n in select_counts(connection, client_id, counters)):
             there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
             raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
         drop_responses(connection, client_id, name)
@@ -325,31 +322,33 @@ def delete_project_type(request: ApiRequest, name: str) -> PendingWrite:
     return PendingWrite(request, remove)
 
 
-HOUR = 3600.0  # seconds; what is younger is hardly meant
+HOUR = 3600.0  # seconds; a shorter duration is probably a mistake
 
 
 def duration_with_unit(_: click.Context, __: click.Parameter, text: str) -> float:
-    """Return the seconds of a duration. :raises click.BadParameter: for one without a unit: 90 may be meant as days."""
+    """Parse a duration to seconds. :raises click.BadParameter: if it is not valid or has no unit (90 may mean days)."""
     with suppress(ValueError):
         if text.strip()[-1:].isalpha():
             return parse_duration(text)
-    raise click.BadParameter(f"{text!r} is not a duration: it must have a unit: 12h or 90d")
+    raise click.BadParameter(f"{text!r} is not a valid duration with a unit; use, for example, 12h or 90d")
 
 
 @click.command()
-@click.option("--finished-before", callback=duration_with_unit, required=True, metavar="DURATION", help="Such as 90d.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--finished-before", callback=duration_with_unit, required=True, metavar="AGE", help="How long ago, such as 90d."
+)
+@click.option("--dry-run", is_flag=True, help="Only print how many runs and tasks would be removed.")
 @click.option(
     "--yes",
     is_flag=True,
-    help="Remove what finished less than an hour ago, too, and do not ask, on a terminal, before more than half of a"
-    " client's runs go.",
+    help="Allow a duration of less than an hour, and do not ask (on a terminal) before removing more than half of a"
+    " client's finished runs.",
 )
 @database_option
 def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
-    """Remove runs that finished long ago. The tasks that no other run reports go with them.
+    """Remove old runs, and the tasks that only they report.
 
-    The newest completed run of the main line of each project type and target stays, as the baseline of the next gate.
+    The newest completed main-line run of each project type and target is kept as the baseline of the next gate.
     """
     if finished_before < HOUR and not (yes or dry_run):
         raise click.UsageError(
@@ -364,9 +363,9 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
                 orphans += count_orphans(connection, client_id, before) if dry_run else 0
                 expected += old
                 if too_many and sys.stdin and sys.stdin.isatty() and not (dry_run or yes):
-                    click.confirm(f"Remove {old} runs of client {client_id!r}, more than half?", abort=True, err=True)
+                    click.confirm(f"Remove {old} (over half) of {client_id!r}'s finished runs?", abort=True, err=True)
         runs = tasks = 0
-        database.run_maintenance()  # so that this process folds the WAL, unless a service does
+        database.run_maintenance()  # takes the checkpoint lock, unless a service has it
         with progress_bar("Removing", expected) as bar:
             for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
@@ -375,11 +374,11 @@ def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
     click.echo(would if dry_run else f"Removed {runs} runs and {tasks} tasks.")
     if runs:
         click.echo(
-            "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True
+            "New findings reuse the freed space; run `findings-service compact` to return it to the disk.", err=True
         )
 
 
 def register() -> None:
-    """Have deletions answered, and add the command."""
+    """Register the endpoints and the command."""
     REGISTRY.add_operations(delete_run, delete_task, delete_project_type)
     main.add_command(prune)

@@ -4,94 +4,70 @@ from __future__ import annotations
 
 import atexit
 import shutil
+import signal
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import click
 import msgspec
-from flask.testing import FlaskClient
 
 import findings_service
-from findings_service import REGISTRY, Settings, create_app, insert_key
+from findings_service import REGISTRY, STOPPING, Settings, create_app, insert_key
 
 HOUR = 3_600_000_000_000  # nanoseconds
 STORY = Path(__file__).with_suffix(".json")
 
 
-class Player:
-    """A client of the API that sends the requests of the story with its keys."""
-
-    def __init__(self, client: FlaskClient, story: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-        self.client, self.story, self.keys = client, story, keys
-        self.tasks: dict[str, str] = {}  # ids by external id
-
-    def send(self, key: str, method: str, path: str, body: Any, user: str = "") -> Any:
-        """Send a request and return its parsed response. :raises RuntimeError: if it is rejected."""
-        headers = {"Authorization": f"Bearer {self.keys[key]}", **({"Findings-User": user} if user else {})}
-        response = self.client.open(f"/api/v1/{path}", method=method, json=body, headers=headers)
-        if response.status_code >= 400:
-            raise RuntimeError(f"{method} {path}: {response.text}")
-        return response.json
-
-    def report(self, name: str) -> dict[str, Any]:
-        """Return the report of a finding, its pictures as data: URLs."""
-        finding = {"externalId": name, **self.story["findings"][name]}
-        for item in finding.get("evidence", ()):
-            if item.get("url", "").startswith("picture:"):
-                item["url"] = f"data:image/svg+xml,{quote(self.story['pictures'][item['url'][8:]])}"
-        return finding
-
-    def play(self, event: Mapping[str, Any]) -> None:
-        """Store a run with its findings, or a person's decision."""
-        if "task" in event:
-            self.send("proxy", "PATCH", f"tasks/{self.tasks[event['task']]}", event["change"], event["user"])
-            return
-        key, target = event["key"], self.story["targets"][event["target"]]
-        metadata = {"repository": target, "commit": event["commit"]} if "commit" in event else {}
-        body = {"projectType": event["run"], "targetUrl": target, "branch": event.get("branch"), "metadata": metadata}
-        run = f"runs/{self.send(key, 'POST', 'runs', body)['id']}"
-        batch = {"tasks": [self.report(name) for name in event["finds"]]}
-        stored = self.send(key, "POST", f"{run}/tasks", batch)["tasks"]
-        self.tasks |= {task["externalId"]: task["id"] for task in stored}
-        self.send(key, "PATCH", run, {"status": "completed", "resolveMissing": True, "gate": {}})
-
-
 def make_demo() -> str:
-    """Return the path of a new database with the sample data, which is deleted when the process exits."""
+    """Create a database with the sample data and return its path. It is deleted when the process exits."""
     folder = tempfile.mkdtemp(prefix="findings-demo-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    db = f"{folder}/demo.db"
-    story = msgspec.json.decode(STORY.read_bytes())
-    app = create_app(Settings(db=db, run_timeout=0))
-    database = app.extensions["findings"].database
+    for each in STOPPING:  # until the server starts; then the folder is deleted in this case, too
+        signal.signal(each, lambda *_: sys.exit(1))
+    settings, story = Settings(db=f"{folder}/demo.db", run_timeout=0), msgspec.json.decode(STORY.read_bytes())
+    app = create_app(settings)
+    client, database = app.test_client(), app.extensions["findings"].database
+    keys, tasks = dict[str, str](), dict[str, str]()  # keys by name, ids of tasks by external id
+
+    def send(method: str, path: str, body: Any, key: str = "proxy", user: str = "Ada") -> Any:
+        headers = {"Authorization": f"Bearer {keys[key]}"} | ({"Findings-User": user} if key == "proxy" else {})
+        response = client.open(f"/api/v1/{path}", method=method, json=body, headers=headers)
+        if response.status_code >= 400:
+            raise RuntimeError(response.text)
+        return response.json
+
+    def play(decision: Any = None, run: Any = None, finds: Any = (), task: str = "", **sender: str) -> None:
+        if decision:
+            send("PATCH", f"tasks/{tasks[task]}", decision, **sender)
+            return
+        path = f"runs/{send('POST', 'runs', run, **sender)['id']}"
+        batch = {"tasks": [story["findings"][name] | {"externalId": name} for name in finds]}
+        tasks.update(
+            {each["externalId"]: each["id"] for each in send("POST", f"{path}/tasks", batch, **sender)["tasks"]}
+        )
+        send("PATCH", path, {"status": "completed", "resolveMissing": True, "gate": {}}, **sender)
+
     with closing(database):
         with database.transaction("default") as connection:
-            keys = {
-                name: insert_key(connection, name, "default", level, for_users=name == "proxy")
-                for name, level in story["keys"].items()
-            }
-        player = Player(app.test_client(), story, keys)
+            for name, level in story["keys"].items():
+                keys[name] = insert_key(connection, name, "default", level, for_users=name == "proxy")
         for project_type in story["projectTypes"]:
-            player.send("nightly", "POST", "project-types", project_type)
+            send("POST", "project-types", project_type)
         try:
             for event in story["events"]:
-                at = time.time_ns() - event["hoursAgo"] * HOUR
-                findings_service.now_ns = partial(int, at)
-                player.play(event)
+                findings_service.now_ns = partial(int, time.time_ns() - event.pop("hoursAgo") * HOUR)
+                play(**event)
         finally:
             findings_service.now_ns = time.time_ns
         with database.transaction("default") as connection:
-            connection.execute("DELETE FROM api_keys")  # so that the server prints a first key
-    click.echo("Sample data, deleted when the service stops.", err=True)
-    return db
+            connection.execute("DELETE FROM api_keys")  # so that the server creates a key and prints it
+    return settings.db
 
 
 def register() -> None:
-    """Register the sample data with the core."""
+    """Register the function that creates the sample data."""
     REGISTRY.make_demo = make_demo

@@ -1,8 +1,8 @@
-"""What happened, in the order in which it was stored: `GET /api/v1/events`, which a program follows.
+"""Event feed for programs that follow all changes: `GET /api/v1/events`.
 
-The history of tasks and runs is the feed: nothing is stored for it. A client's writers wait for each other, so that its
-numbers in the history rise in the order of its commits, on PostgreSQL too: behind what was told nothing older ever
-comes, and the feed lags behind nothing.
+The feed is the history of tasks and runs, in the order of commits; nothing else is stored for it. Writers of one client
+wait for each other, also on PostgreSQL. So the seqs of its history rise in the order of its commits: no entry appears
+before one that was already returned, and the feed does not lag.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ EventType = Literal[
 
 
 class Event(Model):
-    """One entry of the history, with its task or its run as they stand now.
+    """An entry of the history, with its task or run in the present state.
 
-    `by` is the name of the key that did it, null where that was the clock. `branch` is that of the run in which it
-    happened. What is about a finding has all fields but `run`.
+    `by` is the name of the key that caused it, null if the service did because of a timeout. `branch` is the branch of
+    the run that caused it, else null. Events about findings have all fields except `run`, which events about runs have.
     """
 
     id: str
@@ -84,7 +84,7 @@ class Event(Model):
 
 
 class Events(Model):
-    """What happened, oldest first; `next` is the link to what comes behind it, now or later."""
+    """A page of events, oldest first; `next` is always the link to the events after them."""
 
     events: list[Event]
     next: str
@@ -94,15 +94,15 @@ CURSOR = r"^(latest|[0-9a-f]{16}-[0-9]{1,15})\Z"
 
 
 class EventQuery(RequestModel):
-    """Which events, and how long to wait for one."""
+    """Query parameters of the event feed: filters, page size, cursor and waiting time."""
 
-    limit: Annotated[int, Meta(ge=1, le=1000, description="Events on a page.")] = 100
+    limit: Annotated[int, Meta(ge=1, le=1000, description="Maximum number of events on a page.")] = 100
     after: Annotated[str, Meta(pattern=CURSOR)] | None = None
     type: CommaList[EventType] | None = None
     project_type: CommaList[NoComma] | None = None
-    target_url: Annotated[NonEmpty, Meta(description="What is of this target, exactly as stored.")] | None = None
+    target_url: Annotated[NonEmpty, Meta(description="Events of this target, exactly as stored.")] | None = None
     branch: RepeatedParam[NonEmpty] | None = None
-    wait: Annotated[int, Meta(ge=0, le=30, description="Seconds to wait for an event, where there is none yet.")] = 0
+    wait: Annotated[int, Meta(ge=0, le=30, description="Seconds to wait for an event if there is none yet.")] = 0
 
 
 EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 'status' THEN 'finding.status'
@@ -113,17 +113,17 @@ EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 's
 
 
 def wanted_events(query: EventQuery, min_severity: Severity | None = None) -> list[Condition]:
-    """Return the conditions on history entries whose events a query asks for.
+    """Return the conditions that select the history entries of the events that a query asks for.
 
-    :param min_severity: of events about findings; events about runs have no severity.
+    :param min_severity: the lowest severity of events about findings; events about runs always match.
     """
-    asked = {
+    filters = {
         EVENT_TYPE: query.type,
         "COALESCE(tasks.project_type, runs.project_type)": query.project_type,
         "COALESCE(tasks.target_url, runs.target_url)": query.target_url and [query.target_url],
         "history.branch": query.branch,
     }
-    conditions = [among(column, values) for column, values in asked.items() if values is not None]
+    conditions = [among(column, values) for column, values in filters.items() if values is not None]
     if min_severity is not None:
         rank = RANKS[min_severity]
         conditions.append(("COALESCE(tasks.severity, ?) >= ?", (rank, rank)))
@@ -131,21 +131,21 @@ def wanted_events(query: EventQuery, min_severity: Severity | None = None) -> li
 
 
 def select_epoch(connection: Connection) -> str:
-    """Return the epoch of the database."""
+    """Return the database's epoch, a random id that `restore` renews so that older event cursors are rejected."""
     return str(connection.execute("SELECT epoch FROM epochs").fetchone()[0])
 
 
 def select_latest(connection: Connection, client_id: str) -> int:
-    """Return the place behind all that has happened so far."""
+    """Return the seq of the latest history entry of a client, 0 if there is none."""
     statement = "SELECT COALESCE(MAX(seq), 0) FROM history WHERE client_id = ?"
     return int(connection.execute(statement, (client_id,)).fetchone()[0])
 
 
-LOOKED_AT = 2_000  # entries of which one page's are chosen, where not all are wanted
+EXAMINED_ENTRIES = 2_000  # history entries that are examined for a page with a filter
 
 
 class EventPage(Struct, frozen=True):
-    """Some events; `end` is the place up to which there are no others, and `goes_on` whether any may stand behind."""
+    """A page of events. `end` is the last history seq that it covers, `goes_on` whether more events may follow."""
 
     events: Iterator[Event]
     end: int
@@ -153,28 +153,28 @@ class EventPage(Struct, frozen=True):
 
 
 def select_events(
-    connection: Connection, client_id: str, behind: int, limit: int, wanted: Sequence[Condition]
+    connection: Connection, client_id: str, after: int, limit: int, wanted: Sequence[Condition]
 ) -> EventPage:
-    """Return the first events behind a place in the history. Where a filter leaves few, only so many are looked at.
+    """Return at most `limit` events after a history seq. A filter examines at most `EXAMINED_ENTRIES` entries.
 
-    :param connection: one that sees one moment.
+    :param connection: one in a snapshot, from which the events are read as they are used.
     """
-    most = LOOKED_AT if wanted else limit
+    examined = EXAMINED_ENTRIES if wanted else limit
     rows = connection.execute(
-        "SELECT seq FROM history WHERE client_id = ? AND seq > ? ORDER BY seq LIMIT ?", (client_id, behind, most + 1)
+        "SELECT seq FROM history WHERE client_id = ? AND seq > ? ORDER BY seq LIMIT ?", (client_id, after, examined + 1)
     )
     seqs = [seq for (seq,) in rows]
-    goes_on = len(seqs) > most
-    end = max([behind, *seqs[:most]])
+    goes_on = len(seqs) > examined
+    end = max([after, *seqs[:examined]])
     if wanted:
-        asked = " AND ".join(text for text, _ in wanted)
+        condition = " AND ".join(text for text, _ in wanted)
         rows = connection.execute(
             f"""SELECT history.seq FROM history
                 LEFT JOIN tasks ON tasks.client_id = history.client_id AND tasks.seq = history.task_seq
                 LEFT JOIN runs ON runs.client_id = history.client_id AND runs.seq = history.run_seq
-                WHERE history.client_id = ? AND history.seq > ? AND history.seq <= ? AND {asked}
+                WHERE history.client_id = ? AND history.seq > ? AND history.seq <= ? AND {condition}
                 ORDER BY history.seq LIMIT ?""",
-            (client_id, behind, end, *(value for _, values in wanted for value in values), limit + 1),
+            (client_id, after, end, *(value for _, values in wanted for value in values), limit + 1),
         )
         seqs = [seq for (seq,) in rows]
         if len(seqs) > limit:
@@ -182,11 +182,11 @@ def select_events(
     return EventPage(read_events(connection, client_id, seqs[:limit]), end, goes_on)
 
 
-READ_AT_ONCE = 100  # events, whose runs have metadata of up to 64 KiB
+READ_AT_ONCE = 100  # events read at once; each run may have 64 KiB of metadata
 
 
 def read_events(connection: Connection, client_id: str, seqs: Sequence[int]) -> Iterator[Event]:
-    """Give the events of some entries of the history, which are there."""
+    """Yield the events of history entries by their seqs, all of which must exist."""
     epoch = select_epoch(connection)
     for start in range(0, len(seqs), READ_AT_ONCE):
         listed = (client_id, json.dumps(seqs[start : start + READ_AT_ONCE]))
@@ -198,18 +198,18 @@ def read_events(connection: Connection, client_id: str, seqs: Sequence[int]) -> 
         ).fetchall()
         tasks = read_by_seq(connection, client_id, "tasks", HEAD_COLUMNS, (entry[6] for entry in entries))
         runs = read_by_seq(connection, client_id, "runs", RUN_COLUMNS, (entry[7] for entry in entries))
-        for seq, kind, at, by, user, branch, task_seq, run_seq, *rest, changed in entries:
+        for seq, kind, at, by, user, branch, task_seq, run_seq, *details, changed in entries:
             entry = f"{epoch}-{seq}", kind, at, by, user, branch
             if run_seq is not None:
                 yield Event(*entry, run=run_model(runs[run_seq]))
             else:
-                yield Event(*entry, task_head(tasks[task_seq]), UNSET, *(*rest, json.loads(changed)))
+                yield Event(*entry, task_head(tasks[task_seq]), UNSET, *(*details, json.loads(changed)))
 
 
 def read_by_seq(
     connection: Connection, client_id: str, table: str, columns: str, seqs: Iterable[int | None]
 ) -> dict[int, Sequence[Any]]:
-    """Return rows of a table by their seqs."""
+    """Return columns of a client's rows in a table, as a mapping by seq. A None in `seqs` is skipped."""
     rows = connection.execute(
         f"""SELECT {table}.seq, {columns} FROM {table}
             WHERE ({table}.client_id = ?) IS TRUE AND {table}.seq {LISTED_SEQS}""",
@@ -219,9 +219,9 @@ def read_by_seq(
 
 
 def place_of(connection: Connection, client_id: str, after: str | None) -> int:
-    """Return the place in the history that a cursor is, the beginning without one.
+    """Return the history seq of a cursor: 0 without a cursor, the newest one for "latest".
 
-    :raises InvalidParameter: for one of another epoch.
+    :raises InvalidParameter: if the cursor is from before the database was restored or copied.
     """
     if after is None:
         return 0
@@ -230,50 +230,50 @@ def place_of(connection: Connection, client_id: str, after: str | None) -> int:
     epoch, _, seq = after.partition("-")
     if epoch != select_epoch(connection):
         detail = (
-            "is of the time before this database was restored or copied, and what came after it may never have happened"
-            " here; begin with after=latest, or without it from the oldest"
+            "is a cursor from before this database was restored or copied, and later events of that time may be missing"
+            " here; start with after=latest, or without `after` from the oldest event"
         )
         raise InvalidParameter("after", detail)
     return int(seq)
 
 
 class LongPoll(Response, kw_only=True):
-    """A response without events yet; a server that can wait calls `again` now and then until a moment."""
+    """A response without events. A server that can wait calls `again` repeatedly until there are some."""
 
-    until: float  # as time.monotonic has it
+    until: float  # when to stop waiting, as a time of time.monotonic
     again: Callable[[], Response]
 
 
 @operation("GET", "/api/v1/events", "read", {200: Events}, query=EventQuery)
 def get_events(request: ApiRequest) -> Response:
-    """Get what happened, oldest first, or wait for it."""
+    """Get events, oldest first, or wait for the next one."""
     query: EventQuery = request.query
     until = time.monotonic() + query.wait
     wanted = wanted_events(query)
 
     def read(after: str | None) -> Response:
         with request.database.snapshot() as connection, in_list_time(connection):
-            behind = place_of(connection, request.client_id, after)
-            page = select_events(connection, request.client_id, behind, query.limit, wanted)
+            position = place_of(connection, request.client_id, after)
+            page = select_events(connection, request.client_id, position, query.limit, wanted)
             taken = take_items(page.events, query.limit)
             end: str = taken.last.id if taken.more else f"{select_epoch(connection)}-{page.end}"
-        answer = json_response(200, Events(taken.items, next_link(request, end)))
+        response = json_response(200, Events(taken.items, next_link(request, end)))
         if taken.items or page.goes_on:
-            return answer
+            return response
 
         def read_again() -> Response:
             request.service.authenticate(
                 request.environ.get("HTTP_AUTHORIZATION", "")
-            )  # it may have been revoked meanwhile
+            )  # the key may have been revoked meanwhile
             return read(end)
 
-        return LongPoll(answer.status, answer.headers, answer.body, until=until, again=read_again)
+        return LongPoll(response.status, response.headers, response.body, until=until, again=read_again)
 
     return read(query.after)
 
 
 def register() -> None:
-    """Have it answered."""
+    """Register the endpoint."""
     REGISTRY.add_operations(get_events)
     PATTERNS[CURSOR] = (
         "is not a valid cursor of the event feed; use the `next` link unchanged, or start with after=latest"

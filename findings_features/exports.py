@@ -1,7 +1,7 @@
-"""Lists of tasks in other forms than JSON, one of them here: CSV (RFC 4180, https://www.rfc-editor.org/rfc/rfc4180).
+"""Task lists in formats other than JSON. This module has CSV (RFC 4180, https://www.rfc-editor.org/rfc/rfc4180).
 
-Such a list is read at one moment, a lot at a time, into a file without a name, and goes out from there: it costs no
-memory, however long it is and however slowly its client takes it. Adapters add the forms of other programs by `add`.
+A list is read from one snapshot, in batches, into an unnamed temporary file, which is then sent. So it takes little
+memory, however long it is and however slowly the caller reads it. Adapters register other programs' formats with `add`.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from findings_service import (
 
 
 class ExportQuery(TaskOrder):
-    """Which part of a list of tasks that goes out in another form than JSON."""
+    """Query parameters of a task list in a format other than JSON."""
 
-    limit: Annotated[int, Meta(ge=1, le=100_000, description="Tasks in a document.")] = 10_000
+    limit: Annotated[int, Meta(ge=1, le=100_000, description="Maximum number of tasks.")] = 10_000
 
 
 class ListedTask(Struct, frozen=True, gc=False):
-    """A task of a list that goes out in another form than JSON.
+    """A task of a list in a format other than JSON.
 
-    `comment` is what was said when a dismissed one was dismissed. `known` tells, in a list of what one run reported,
-    whether its baseline had reported it too; None where there is no such run, or baseline.
+    `comment` is the latest comment of a dismissed task since its dismissal. In a list of one run's tasks, `known` is
+    whether the run's baseline also reported the task. It is None in other lists, and without a baseline.
     """
 
     task: TaskHead
@@ -67,9 +67,9 @@ class ListedTask(Struct, frozen=True, gc=False):
 
 
 class ListFormat(Struct, frozen=True, kw_only=True):
-    """A form in which a list of tasks goes out besides JSON: its media type, and what writes it piece by piece.
+    """A format of task lists other than JSON: a media type, and a function that yields the encoded list in pieces.
 
-    With `whole`, each `task` is a `Task`.
+    If `whole` is true, each `task` is a full `Task`.
     """
 
     media_type: str
@@ -78,12 +78,12 @@ class ListFormat(Struct, frozen=True, kw_only=True):
 
 
 LAST = "SELECT MAX(seq) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
-# What was said of tasks, which are dismissed: last, with that or since.
+# The latest comment of each dismissed task, if it was made with the dismissal or later.
 DISMISSALS = f"""SELECT tasks.id, said.comment FROM tasks
     JOIN history AS said ON said.client_id = tasks.client_id AND said.task_seq = tasks.seq
         AND said.seq = ({LAST} AND comment <> '')
     WHERE {BY_ID} AND said.seq >= COALESCE(({LAST} AND from_status <> to_status), 0)"""
-# Those of some tasks that a run reported.
+# The ids of the tasks, among those with some ids, that a run reported.
 REPORTED = f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {BY_ID}
     AND sightings.client_id = tasks.client_id AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq"""
 
@@ -91,7 +91,7 @@ REPORTED = f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {BY_ID}
 def select_listed(
     connection: Connection, client_id: str, wanted: TaskFilter, tasks: Sequence[TaskHead]
 ) -> list[ListedTask]:
-    """Return tasks of a list with what another form than JSON tells besides."""
+    """Return tasks with their dismissal comments and, in a list of one run, whether its baseline reported them."""
     dismissed = json.dumps([task.id for task in tasks if task.status == "dismissed"])
     comments = dict(connection.execute(DISMISSALS, (client_id, dismissed)))
     baseline = None
@@ -104,23 +104,23 @@ def select_listed(
     return [ListedTask(task, comments.get(task.id), task.id in known) for task in tasks]
 
 
-MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent; others' first ones may come beside
-DOCUMENTS: list[str] = []  # the client of each of them
-DOCUMENT_SIZE = 2 * 1024 * 1024 * KIB  # bytes
+MOST_DOCUMENTS = 4  # exports in progress per process; a client without one may start one until 4 clients have one
+DOCUMENTS: list[str] = []  # the client id of each export in progress
+DOCUMENT_SIZE = 2 * 1024 * 1024 * KIB  # bytes: 2 GiB
 
 
 class ExportFile:
-    """A long answer, in a file without a name, which costs no memory however slowly its client takes it."""
+    """A long response in an unnamed temporary file, so that a slow reader costs no memory."""
 
     _is_open = False
 
     def __init__(self, folder: Path | None, client_id: str) -> None:
-        """Begin one. :raises Busy: if there are as many as there may be, and this client, or each of four, has one."""
+        """Create and open the file. :raises Busy: see `open`. :raises StorageFull: see `open`."""
         self._folder, self._client_id = folder, client_id
         self.open()
 
     def open(self) -> None:
-        """Open the file, unless it is open: an attempt that failed has closed it. :raises Busy: see `__init__`."""
+        """Open the file if it is closed. :raises Busy: see `MOST_DOCUMENTS`. :raises StorageFull: on a disk error."""
         if self._is_open:
             return
         clients = set(DOCUMENTS)
@@ -135,10 +135,10 @@ class ExportFile:
         self._is_open = True
 
     def write(self, piece: bytes) -> None:
-        """Add a piece. :raises InvalidParameter: when it is too long. :raises StorageFull: when the disk is full."""
+        """Append a piece. :raises InvalidParameter: if the file gets too long. :raises StorageFull: on a disk error."""
         self.size += len(piece)
         if self.size > DOCUMENT_SIZE:
-            raise InvalidParameter("limit", f"comes to more than {DOCUMENT_SIZE:,} bytes; give a lower one")
+            raise InvalidParameter("limit", f"makes more than {DOCUMENT_SIZE:,} bytes; use a lower limit")
         try:
             self._file.write(piece)
             self._file.flush()
@@ -150,27 +150,27 @@ class ExportFile:
         return iter(partial(self._file.read, DOCUMENT_PIECE), b"")
 
     def close(self) -> None:
-        """Drop the file."""
+        """Close the file, which deletes it."""
         if self._is_open:
             self._is_open = False
             DOCUMENTS.remove(self._client_id)
-            with suppress(OSError):  # of what a full disk did not take
+            with suppress(OSError):  # data that a full disk did not accept
                 self._file.close()
 
-    __del__ = close  # where a client was gone before there was anything to send
+    __del__ = close  # if the caller disconnected before the response was sent
 
 
-EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
-LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON
+EXPORT_BATCH = 500  # tasks in a batch
+BATCH_SIZE = 4 * 1024 * KIB  # bytes of JSON in a batch, unless its only task has more
 
 
-def take_lot(tasks: Iterator[TaskHead], most: int) -> tuple[list[TaskHead], bool]:
-    """Return the tasks of a lot, fewer where they are large, and whether the list goes on behind them."""
+def take_batch(tasks: Iterator[TaskHead], most: int) -> tuple[list[TaskHead], bool]:
+    """Return a batch of at most `most` tasks, fewer if they exceed `BATCH_SIZE`, and whether more tasks follow."""
     taken: list[TaskHead] = []
     size = 0
     for task in tasks:
         size += len(msgspec.json.encode(task))
-        if len(taken) == most or (taken and size > LOT_SIZE):
+        if len(taken) == most or (taken and size > BATCH_SIZE):
             return taken, True
         taken.append(task)
     return taken, False
@@ -179,20 +179,20 @@ def take_lot(tasks: Iterator[TaskHead], most: int) -> tuple[list[TaskHead], bool
 def walk_tasks(
     request: ApiRequest, connection: Connection, headers: dict[str, str], *, whole: bool
 ) -> Iterator[ListedTask]:
-    """Give the tasks of a list, up to its limit, a lot at a time; then, with any behind them, `headers` link to those.
+    """Yield the tasks of a list up to its limit, and add a `Link` header if more tasks follow.
 
-    All is read at one moment. A lot may take as long as a list does.
+    All are read from one snapshot, in batches. Each batch has the time limit of a request for a list.
     """
     query: ExportQuery = request.query
     view: Any = "full" if whole else "default"
     left, after = query.limit, query.after
-    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=view)
+    lot = TaskQuery(limit=EXPORT_BATCH, sort=query.sort, view=view)
     while True:
         with in_list_time(connection):
             position = read_cursor(request, connection, "tasks", after)
             wanted = read_task_filter(connection, request.client_id, query)
             tasks, _ = select_tasks(connection, request.client_id, wanted, lot, position)
-            taken, more = take_lot(tasks, min(EXPORT_LOT, left))
+            taken, more = take_batch(tasks, min(EXPORT_BATCH, left))
             listed = select_listed(connection, request.client_id, wanted, taken)
         yield from listed
         left -= len(listed)
@@ -205,11 +205,11 @@ def walk_tasks(
 
 
 def export_tasks(request: ApiRequest, form: ListFormat, document: ExportFile) -> Response:
-    """Answer a list of tasks in another form: all of it, or an error."""
+    """Write a task list in a format to a file, and return the response only once the list is complete."""
     headers = {"Content-Type": form.media_type}
     document.open()
     try:
-        with request.database.apart("export") as connection:
+        with request.database.separate_reader("export") as connection:
             for piece in form.write(walk_tasks(request, connection, headers, whole=form.whole)):
                 document.write(piece)
     except BaseException:
@@ -218,16 +218,16 @@ def export_tasks(request: ApiRequest, form: ListFormat, document: ExportFile) ->
     headers["Content-Length"] = str(document.size)
     if document.size > DOCUMENT_PIECE:
         return Response(200, headers, document=document)
-    with closing(document):  # a pipe that holds all of it might be closed before the server opens it
+    with closing(document):  # as bytes: a pipe could hold all of it and close before the server opens it
         return Response(200, headers, b"".join(document))
 
 
 class ExportJob(ThreadJob, eq=False, frozen=True):
-    """Writing a list as a file."""
+    """Job that writes a task list to a file."""
 
 
 def add(form: ListFormat) -> None:
-    """Have lists go out in a form, too."""
+    """Register a format of task lists."""
 
     def export(request: ApiRequest) -> ThreadJob:
         return ExportJob(partial(export_tasks, request, form, ExportFile(request.database.folder, request.client_id)))
@@ -241,24 +241,24 @@ COLUMNS = tuple(dict.fromkeys((*LEADING, *LEADING_SCOPE, *HEAD_FIELDS)))
 
 
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
-    """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
+    """Yield a CSV header, and a record for each task. Cells that a spreadsheet would run as formulas are escaped."""
     yield f"{','.join(API_NAMES[name] for name in COLUMNS)}\r\n".encode()
     for item in listed:
         yield f"{','.join(cell(item.task, name) for name in COLUMNS)}\r\n".encode()
 
 
-# What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
-# the way there: white space, quotes, and signs that show nothing. A cell begins at the start of a value, and behind
-# each separator in it, because a spreadsheet may be set to another one, and then takes no quotes for those of a cell.
-# It is searched from right to left, so that a long run of separators takes no quadratic time.
+# The start of a cell that a spreadsheet would run as a formula: one of these characters (also full-width ones) after
+# any characters that an import may drop: white space, quotes and invisible ones. A cell starts at the start of a value,
+# and after each separator in it, because a spreadsheet may use another separator and then ignores our quotes.
+# The search goes from right to left, because a long run of separators would otherwise take quadratic time.
 FORMULA = regex.compile(r"(?r)(?:^|[;,\t\r\n])[\s\p{QMark}\p{C}\p{DI}\u2800;,]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
 CELL_START = regex.compile(r"(?<=[;,\t\r\n])(?=.)", regex.DOTALL)
 
 
 def cell(task: TaskHead, name: str) -> str:
-    """Return a field of a task as a cell that no spreadsheet runs. Text is quoted; null is an empty cell.
+    """Return a field of a task as a CSV cell that no spreadsheet runs as a formula.
 
-    Tags, which are still JSON, have commas between them.
+    Text is quoted; null is an empty cell. Tags, which are stored as JSON, are separated by commas.
     """
     value = ", ".join(tags_in(task.tags)) if name == "tags" else getattr(task, name)
     if not value:
@@ -273,5 +273,5 @@ CSV = "text/csv"
 
 
 def register() -> None:
-    """Have lists go out as CSV, too."""
+    """Register the CSV format."""
     add(ListFormat(media_type=CSV, write=write_csv))

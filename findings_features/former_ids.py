@@ -1,4 +1,4 @@
-"""Former external ids of findings, so that a renamed file or a new identity algorithm loses no decision."""
+"""Former external ids of findings. With them, decisions survive renamed files and new identity algorithms."""
 
 from __future__ import annotations
 
@@ -13,36 +13,33 @@ from findings_service import (
     Connection,
     NewTask,
     StoredFinding,
-    Submitting,
+    SubmissionContext,
     TaskContent,
     select_findings,
 )
 
-MOST = 5  # ids that are kept with a finding
+MOST = 5  # former ids that are stored per finding
 
 
 def find(
-    connection: Connection,
-    by: Submitting,
-    reports: Sequence[NewTask],
-    taken: set[str],
+    connection: Connection, by: SubmissionContext, reports: Sequence[NewTask], taken: set[str]
 ) -> dict[str, StoredFinding]:
-    """Return the findings that reports of unknown external ids are about, by these ids.
+    """Return the stored findings that reports match by former ids of either, by the reports' unknown external ids.
 
-    :param taken: external ids that reports of this request have or were matched to; new matches are added.
+    :param taken: external ids of this request's reports and of findings matched so far; new matches are added.
     """
-    asked = {name for report in reports for name in (report.external_id or "", *report.former_ids)}
+    looked_up = {name for report in reports for name in (report.external_id or "", *report.former_ids)}
     kept_rows = connection.execute(
         """SELECT former_ids.external_id, tasks.external_id FROM former_ids
            JOIN tasks ON tasks.client_id = former_ids.client_id AND tasks.seq = former_ids.task_seq
            WHERE former_ids.client_id = ? AND former_ids.project_type = ? AND former_ids.target_url = ?
                AND former_ids.external_id IN (SELECT value FROM json_each(?)) ORDER BY former_ids.seq""",
-        (by.who.client_id, *by.run.type_and_target, json.dumps(sorted(asked))),
+        (by.who.client_id, *by.run.type_and_target, json.dumps(sorted(looked_up))),
     )
     kept = dict[str, str | None]()
     for name, current in kept_rows:
-        kept[name] = current if kept.get(name, current) == current else None  # of several findings it names none
-    former = {name for report in reports for name in (*report.former_ids, report.old_id, report.known_as) if name}
+        kept[name] = current if kept.get(name, current) == current else None  # an id of several findings is ambiguous
+    former = {name for report in reports for name in (*report.former_ids, report.old_id, report.former_match) if name}
     if not kept and not former:
         return {}
     findings = select_findings(connection, by, sorted(former.union(filter(None, kept.values()))))
@@ -53,8 +50,8 @@ def find(
         if old := findings.get(report.old_id):
             title = without_numbers(report.old_title)
             names += [report.old_id] if title in ("", without_numbers(TaskContent(*old.content).title)) else []
-        if report.known_as is not None:
-            names = [report.known_as]
+        if report.former_match is not None:
+            names = [report.former_match]
         for each in (findings[name] for name in names if name in findings):
             if not each.seen_by_run and each.external_id not in taken:
                 taken.add(each.external_id)
@@ -64,28 +61,28 @@ def find(
 
 
 def without_numbers(text: str) -> str:
-    """Return a text with every number replaced."""
+    """Return a text with every number replaced by 0."""
     return re.sub("[0-9]+", "0", text)
 
 
-def keep(connection: Connection, by: Submitting, kept: Mapping[int, Sequence[str]]) -> None:
-    """Keep former external ids with tasks: the latest of each.
+def keep(connection: Connection, by: SubmissionContext, kept: Mapping[int, Sequence[str]]) -> None:
+    """Add former external ids to the stored ones of tasks, and keep the latest `MOST` of each task.
 
-    :param kept: by the tasks' seqs, the external id of each, followed by its former ids.
+    :param kept: by seq of the task, its present external id followed by the former ids to add.
     """
     of_these = f"FROM former_ids WHERE client_id = ? AND task_seq {LISTED_SEQS}"
     values = (by.who.client_id, json.dumps([*kept]))
-    there = defaultdict[int, list[str]](list)
+    stored = defaultdict[int, list[str]](list)
     for seq, name in connection.execute(f"SELECT task_seq, external_id {of_these} ORDER BY seq", values):
         if name not in kept[seq]:
-            there[seq].append(name)
+            stored[seq].append(name)
     connection.execute(f"DELETE {of_these}", values)
     connection.executemany(
         "INSERT INTO former_ids (client_id, project_type, target_url, task_seq, external_id) VALUES (?, ?, ?, ?, ?)",
         [
             (by.who.client_id, *by.run.type_and_target, seq, name)
             for seq, (own, *former) in kept.items()
-            for name in [*there[seq], *(each for each in dict.fromkeys(former) if each != own)][-MOST:]
+            for name in [*stored[seq], *(each for each in dict.fromkeys(former) if each != own)][-MOST:]
         ],
     )
 

@@ -1,7 +1,7 @@
-"""Whether a run may pass: `GET /api/v1/runs/{run_id}/gate`, which judges what it reported that is new and severe.
+"""Gate: `GET /api/v1/runs/{run_id}/gate` judges a run by its new and severe findings.
 
-A run is compared with a baseline, the main line's last completed run before it unless another is named. Nothing is
-stored.
+A run is compared with a baseline: the last completed run of the main line before it, unless the request names another.
+The endpoint stores nothing; the core stores the verdict that it gets from `make_verdict` when a run is completed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from findings_service import (
 
 
 class GateQuery(RequestModel):
-    """Options of the gate: the lowest severity that fails a run, and the run to compare with."""
+    """Query parameters of the gate: lowest severity that fails a run, which tasks are judged, and baseline."""
 
     fail_on: LowestSeverity = "high"
     only: JudgedFindings = "new"
@@ -57,7 +57,7 @@ class GateQuery(RequestModel):
 
 
 class Ignored(Model):
-    """How many of the tasks that a run reported do not stop it, each counted at the first of these that fits."""
+    """Numbers of reported tasks that do not fail the run. Each is counted in the first field that applies."""
 
     dismissed: int = 0
     resolved: int = 0
@@ -66,9 +66,9 @@ class Ignored(Model):
 
 
 class Gate(Model):
-    """Whether a run may pass, and what stops it: the worst `offenders` of all, most severe first.
+    """The gate's verdict on a run. `offenders` are the worst tasks that fail it, most severe first.
 
-    `missing` counts what the baseline reported, is unfinished, has an externalId, and was not reported again.
+    `missing` counts unfinished findings with an `externalId` that the baseline reported and this run did not.
     """
 
     pass_: bool = msgspec.field(name="pass")
@@ -84,13 +84,13 @@ class Gate(Model):
     missing: int
 
 
-BASELINES = 20  # runs among which one that is not partial is looked for
+BASELINES = 20  # latest runs among which to look for one that is not partial
 
 
 def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
-    """Return the main line's latest completed run of a run's type and target that was created before it.
+    """Return the latest completed main-line run before a run, of its type and target; None if there is none.
 
-    A partial one is returned only if the latest `BASELINES` of them are partial.
+    A partial run is returned only if the latest `BASELINES` of these runs are all partial.
     """
     before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
         ORDER BY seq DESC LIMIT ?"""
@@ -102,7 +102,7 @@ def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey
 
 
 def find_judged_baseline(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
-    """Return the baseline of a run's verdict, or the default one if the verdict has none that is still there."""
+    """Return the baseline that a run's stored verdict names. If there is none or it is deleted, return the default."""
     (verdict,) = connection.execute(
         "SELECT verdict FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq)
     ).fetchone()
@@ -116,9 +116,9 @@ UNFIT = "must be another completed run of the same project type and target"
 
 
 def select_baseline(connection: Connection, client_id: str, run: RunKey, named: str | None) -> RunKey | None:
-    """Return what a run is compared with, None where there is nothing.
+    """Return a run's baseline: the run with the id `named`; if that is None, the default one, or None if there is none.
 
-    :raises Missing: when the client has no run of the name. :raises InvalidParameter: when it cannot be compared with.
+    :raises Missing: if the client has no run with the id `named`. :raises InvalidParameter: if that does not qualify.
     """
     if named is None:
         return find_latest_on_main_line(connection, client_id, run)
@@ -133,11 +133,11 @@ ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client
 KNOWN = f"({ALSO_REPORTED} AND COALESCE(tasks.rule, '') <> '{UNCHECKED}')"
 
 
-Counted = list[tuple[str, int, bool, int]]  # status, severity, whether the baseline reported it too, and how many
+Counted = list[tuple[str, int, bool, int]]  # status, severity rank, whether the baseline knows them, count
 
 
 def count_compared(connection: Connection, client_id: str, run: RunKey, baseline_seq: int) -> Counted:
-    """Count what a run reported, by kinds."""
+    """Count the tasks of a run by status, severity and whether the baseline knows them (`not-checked`: never)."""
     return connection.execute(
         f"""SELECT tasks.status, tasks.severity, {KNOWN} AS known, COUNT(*) FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
@@ -146,7 +146,7 @@ def count_compared(connection: Connection, client_id: str, run: RunKey, baseline
 
 
 def count_missing(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> int:
-    """Count the unfinished findings with an external id that the baseline reported and a run did not."""
+    """Count the unfinished findings with an external id that only the baseline reported."""
     (missing,) = connection.execute(
         f"""SELECT COUNT(*) FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
             AND tasks.status IN ('open', 'in_progress') AND tasks.external_id IS NOT NULL AND NOT {ALSO_REPORTED}""",
@@ -156,15 +156,15 @@ def count_missing(connection: Connection, client_id: str, run: RunKey, baseline:
 
 
 def blocking_statuses(branch: str | None) -> frozenset[str]:
-    """Return the statuses of what can stop a run of a branch, or of the main line.
+    """Return the statuses of tasks that can fail a run of a branch, or of the main line.
 
-    What the main line has resolved, a branch can have brought back, and cannot reopen.
+    A branch may bring back a finding that the main line has resolved, but it cannot reopen it.
     """
     return frozenset((*UNFINISHED, "resolved") if branch else UNFINISHED)
 
 
 def sort_out(run: RunKey, counted: Counted, query: GateQuery) -> tuple[int, Ignored]:
-    """Return how many tasks stop a run, and how many do not, and why."""
+    """Return the number of tasks that fail a run, and the numbers of the other tasks by reason."""
     offenders, ignored = 0, Ignored()
     for status, rank, known, n in counted:
         if status == "dismissed":
@@ -186,7 +186,7 @@ OFFENDERS_LISTED = 50
 def select_offenders(
     connection: Connection, client_id: str, run: RunKey, baseline_seq: int, fail_on: str
 ) -> list[TaskHead]:
-    """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
+    """Return the worst tasks that fail a run, at most `OFFENDERS_LISTED`, except those that the baseline reported."""
     rows = connection.execute(
         f"""SELECT {HEAD_COLUMNS} FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ?
@@ -206,26 +206,26 @@ def select_offenders(
 
 
 def gate_reason(run: RunKey, baseline: RunKey | None, query: GateQuery, offenders: int) -> str:
-    """Say in one sentence why a run passes or does not."""
+    """Return a sentence for people that says why a run passes or fails."""
     if run.status != "completed":
         return f"The run is {run.status}, and only a completed run passes."
     new = "new " if query.only == "new" else ""
-    no_baseline = "; all count as new, as there is no baseline: the main line's first completed run makes one"
+    no_baseline = "; all are new, because there is no baseline: the first completed run of the main line becomes it"
     all_new = no_baseline if new and baseline is None else ""
     if query.fail_on == "none":
-        return f"No finding stops a run with failOn=none{all_new}."
+        return f"No finding fails a run with failOn=none{all_new}."
     found = f"{offenders:,} {new}findings" if offenders > 1 else f"{'1' if offenders else 'No'} {new}finding"
     higher = "" if query.fail_on == "critical" else " or higher"
     return f"{found} of severity {query.fail_on}{higher}{all_new}."
 
 
 def select_gate(connection: Connection, client_id: str, run: RunKey, query: GateQuery) -> Gate:
-    """Judge what a run reported.
+    """Return the gate's verdict on a run.
 
-    :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
+    :raises Missing: if the query's baseline does not exist. :raises InvalidParameter: if it does not qualify.
     """
     baseline = select_baseline(connection, client_id, run, query.baseline)
-    compared = baseline.seq if baseline and query.only == "new" else 0  # no run's seq
+    compared = baseline.seq if baseline and query.only == "new" else 0  # 0 is the seq of no run
     counted = count_compared(connection, client_id, run, compared)
     offenders, ignored = sort_out(run, counted, query)
     return Gate(
@@ -244,7 +244,7 @@ def select_gate(connection: Connection, client_id: str, run: RunKey, query: Gate
 
 
 def make_verdict(connection: Connection, client_id: str, run: RunKey, options: GateOptions | None) -> Verdict:
-    """Return the verdict about a run that is completed now. :raises ValidationFailed: for a baseline that is unfit."""
+    """Return the verdict on a run at its completion. :raises ValidationFailed: if its baseline is unfit."""
     given = asdict(options) if options else {}
     query = GateQuery(**{name: value for name, value in given.items() if value is not None})
     try:
@@ -259,7 +259,7 @@ def make_verdict(connection: Connection, client_id: str, run: RunKey, options: G
 
 @operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
 def get_run_gate(request: ApiRequest, run_id: str) -> ThreadJob:
-    """Tell whether a run may pass: what it reported that is new and severe."""
+    """Get the gate's verdict on a run: whether its new and severe findings fail it."""
 
     def judge(connection: Connection) -> Response:
         run = select_used_run(request, connection, run_id)
@@ -269,7 +269,7 @@ def get_run_gate(request: ApiRequest, run_id: str) -> ThreadJob:
 
 
 def register() -> None:
-    """Have runs judged, and lists of what is new in one."""
+    """Register the endpoint, and the functions that find default baselines and make verdicts at completion."""
     REGISTRY.add_operations(get_run_gate)
     REGISTRY.baseline = find_latest_on_main_line
     REGISTRY.judge = make_verdict

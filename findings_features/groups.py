@@ -1,7 +1,7 @@
-"""What the findings of a list have in common: `GET /api/v1/groups`, how many there are of each rule, place or tag.
+"""Groups of a task list: `GET /api/v1/groups` counts tasks by rule or another field.
 
-Where nothing is asked for but what counters tell, they are read; else every task of the list is looked at, within the
-time that a list has. Nothing is stored.
+If the counters (for assignees, an index) cover the request, only they are read. Otherwise every task of the list is
+read, within the time limit of a list. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import regex
@@ -25,6 +25,7 @@ from findings_service import (
     Connection,
     Model,
     Response,
+    Row,
     SeverityCounts,
     StatusCounts,
     TaskFilter,
@@ -40,11 +41,11 @@ from findings_service import (
 )
 
 By = Literal["rule", "location", "tag", "projectType", "targetUrl", "assignee"]
-Group = tuple[str | None, str, int]  # what a task is counted under: the value, its status, its severity's rank
+Group = tuple[str | None, str, int]  # the value, status and severity rank of tasks
 
 
 class GroupOfTasks(Model):
-    """The tasks that share a value; it is null for those without one."""
+    """Counts of the tasks that share a value; `value` is null for tasks without one."""
 
     value: str | None
     total: int
@@ -53,7 +54,7 @@ class GroupOfTasks(Model):
 
 
 class Groups(Model):
-    """The largest groups of a list, and how many tasks all others have together. A task is in one for each tag."""
+    """The largest groups of a task list. `others` counts tasks of the other groups. A task counts once per tag."""
 
     by: By
     groups: list[GroupOfTasks]
@@ -61,14 +62,14 @@ class Groups(Model):
 
 
 class GroupQuery(TaskFilters, kw_only=True):
-    """What the tasks that filters leave are grouped by."""
+    """Query parameters of groups: the filters of a task list, and the field to group by."""
 
-    by: Annotated[By, Meta(description="What they have in common. A location counts without its line and column.")]
-    limit: Annotated[int, Meta(ge=1, le=200, description="Groups that are listed.")] = 50
+    by: Annotated[By, Meta(description="The field to group by. Locations count without line and column.")]
+    limit: Annotated[int, Meta(ge=1, le=200, description="Maximum number of groups.")] = 50
 
 
-# The names of the counters that count by one value alone: what they begin with, and the value, and whether it is of
-# what is not of the main line.
+# By field, the names of the counters of its values: a prefix, and a pattern of the value and of the suffix that marks
+# a counter of tasks that only branches know.
 NAMES = {
     "rule": ('tasks rule:"', r'(.*)"( branches)?'),
     "tag": ('tasks tag:"', r'(.*)"( branches)?'),
@@ -77,8 +78,8 @@ NAMES = {
 }
 
 
-def select_values(connection: Connection, client_id: str, by: str) -> Iterator[tuple[Any, ...]]:
-    """Give what counters (or the index of assignees) tell of all values: the value, line, status, severity, number."""
+def select_values(connection: Connection, client_id: str, by: str) -> Iterator[Row]:
+    """Yield (value, is main line, status, severity rank, count) of a field, from counters or the assignee index."""
     if by == "assignee":
         yield from connection.execute(
             """SELECT assignee, CASE branch WHEN '' THEN 1 ELSE 0 END, status, severity, COUNT(*) FROM tasks
@@ -97,29 +98,29 @@ def select_values(connection: Connection, client_id: str, by: str) -> Iterator[t
 
 
 def counted_groups(connection: Connection, client_id: str, by: str, wanted: TaskFilter) -> Counter[Group]:
-    """Count without looking at each task. Those without a value are what those with one leave of all."""
+    """Count the tasks of each group from counters. Tasks without a value are all tasks minus those with one."""
     counts: Counter[Group] = Counter()
     for value, is_main, status, rank, n in select_values(connection, client_id, by):
         if accepts(wanted, bool(is_main), status, rank):
             counts[value, status, rank] += n
-    having = [(status, rank, n) for (_, status, rank), n in counts.items()]
-    if by == "tag":  # a task may have several
+    with_value = [(status, rank, n) for (_, status, rank), n in counts.items()]
+    if by == "tag":  # a task may have several tags
         tagged = {TAGGED: (None, MAIN_LINE), TAGGED + BRANCHES: (None, None)}
-        having = [(*cell[2:], n) for cell, n in select_named_cells(connection, client_id, tagged, wanted).items()]
+        with_value = [(*cell[2:], n) for cell, n in select_named_cells(connection, client_id, tagged, wanted).items()]
     for (*_, status, rank), n in select_cells(connection, client_id, "tasks", wanted).items():
         counts[None, status, rank] += n
-    for status, rank, n in having:
+    for status, rank, n in with_value:
         counts[None, status, rank] -= n
     return counts
 
 
 COLUMNS = {"tag": "tags", "projectType": "project_type", "targetUrl": "target_url"}
 DIGITS = "0123456789"
-ADDRESS = regex.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#@]*@)?(\[[^/?#\]]*\]|[^/?#@:\[\]]*)")  # what a port follows
+ADDRESS = regex.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#@]*@)?(\[[^/?#\]]*\]|[^/?#@:\[\]]*)")  # up to a port
 
 
 def file_of(location: str) -> str:
-    """Return a location without its line and column; a port of an address is none."""
+    """Return a location without its line and column; the port of an address is kept."""
     for _ in range(2):
         start = location.rstrip(DIGITS)
         if start == location or len(start) < 2 or start[-1] != ":":
@@ -131,7 +132,7 @@ def file_of(location: str) -> str:
 
 
 def values_of(by: str, stored: str | None) -> list[str | None]:
-    """Return the values that a task is counted under, None for none."""
+    """Return the values that a task is counted under; None stands for no value."""
     if not stored:
         return [None]
     if by == "location":
@@ -140,13 +141,13 @@ def values_of(by: str, stored: str | None) -> list[str | None]:
 
 
 def listed_groups(connection: Connection, client_id: str, by: str, wanted: TaskFilter) -> Counter[Group]:
-    """Count all tasks that a filter leaves."""
+    """Count the tasks of each group by reading all tasks that a filter accepts."""
     plan, counts = plan_tasks(connection, client_id, wanted), Counter[Group]()
     columns = f"tasks.{COLUMNS.get(by, by)}, tasks.status, tasks.severity"
     for each in (plan.tally,) if plan.tally else plan.ranges:
         counted = f"COUNT(DISTINCT {each.seq})" if plan.tally else "COUNT(*)"
         statement = f"{each.select(f'{columns}, {counted}')} GROUP BY 1, 2, 3"
-        if by == "location" and not plan.tally:  # few are the same: the database would sort for nothing
+        if by == "location" and not plan.tally:  # few locations are equal, so grouping would sort in vain
             statement = each.select(f"{columns}, 1")
         for stored, status, rank, n in connection.execute(statement, each.values):
             for value in values_of(by, stored):
@@ -155,7 +156,7 @@ def listed_groups(connection: Connection, client_id: str, by: str, wanted: TaskF
 
 
 def select_groups(connection: Connection, client_id: str, query: GroupQuery) -> Groups:
-    """Return the largest groups of what a query's filters leave; those without a value come last of the same size."""
+    """Return the largest groups of a query's tasks. Tasks without a value come last among equal sizes."""
     wanted = read_task_filter(connection, client_id, query)
     plain = TaskFilter(statuses=wanted.statuses, ranks=wanted.ranks, main_line=wanted.main_line)
     count = counted_groups if query.by != "location" and wanted == plain else listed_groups
@@ -171,7 +172,7 @@ def select_groups(connection: Connection, client_id: str, query: GroupQuery) -> 
 
 @operation("GET", "/api/v1/groups", "read", {200: Groups}, query=GroupQuery)
 def get_groups(request: ApiRequest) -> ThreadJob:
-    """Count the tasks of a list by what they have in common."""
+    """Count the tasks of a list by the values of one field."""
 
     def read(connection: Connection) -> Response:
         with in_list_time(connection):
@@ -181,5 +182,5 @@ def get_groups(request: ApiRequest) -> ThreadJob:
 
 
 def register() -> None:
-    """Have groups answered."""
+    """Register the endpoint."""
     REGISTRY.add_operations(get_groups)

@@ -1,9 +1,9 @@
-"""What brings a database of an older schema up to date: the steps from version 8 on.
+"""Migrations of databases with an older schema, from version 8 on.
 
-Each is a script, behind which schema.sql is run, and what fills the rows that are there then. The module takes all that
-lead to its own version in one transaction; PostgreSQL has the same steps, some in words of its own.
+A migration consists of a script, which runs before schema.sql, and a function that then fills existing rows. The core
+runs all steps to its own version in one transaction. PostgreSQL has the same steps, some with SQL of its own.
 
-Words for the search are folded again here when Python comes with another version of Unicode.
+This module also folds search words again when Python comes with another version of Unicode.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FROM history;
 DROP TABLE history;
 ALTER TABLE new_history RENAME TO history;
 """
-# A table may have this version's form already, where a database was made older by hand.
+# The tables may have the new form already, if someone lowered the version of a database manually.
 TO_VERSION_11 = """DROP TABLE IF EXISTS answer_references;
 CREATE TABLE new_idempotent_answers (
     seq INTEGER PRIMARY KEY, client_id TEXT NOT NULL, key_id TEXT NOT NULL, method TEXT NOT NULL, path TEXT NOT NULL,
@@ -83,21 +83,21 @@ ALTER TABLE tasks ADD COLUMN twin_of TEXT;
 """
 
 
-def fill_marks(connection: Connection) -> None:
-    """Give tasks that came as SARIF their rule, location and tags, which only their extensions had until schema 9."""
-    rows_of = f"""SELECT {TASK_ROW_COLUMNS}, task_details.extensions FROM tasks {DETAILS}
+def fill_labels(connection: Connection) -> None:
+    """Set rule, location and tags of SARIF tasks from their extensions. Before schema 9 only these had them."""
+    statement = f"""SELECT {TASK_ROW_COLUMNS}, task_details.extensions FROM tasks {DETAILS}
         WHERE tasks.client_id = ? AND task_details.extensions IS NOT NULL ORDER BY tasks.seq"""
     for client_id in select_clients(connection):
-        for *fields, extensions in connection.stream(rows_of, (client_id,)):
-            state, told = TaskRow(*fields), msgspec.json.decode(extensions)
-            if all(isinstance(told.get(name), str) for name in ("tool", "ruleId")):
-                rule, location, tags = foreign_labels(*map(told.get, ("ruleId", "file", "line", "tags")))
+        for *fields, extensions in connection.stream(statement, (client_id,)):
+            state, values = TaskRow(*fields), msgspec.json.decode(extensions)
+            if all(isinstance(values.get(name), str) for name in ("tool", "ruleId")):
+                rule, location, tags = foreign_labels(*map(values.get, ("ruleId", "file", "line", "tags")))
                 connection.execute(
                     "UPDATE tasks SET rule = ?, location = ?, tags = ? WHERE client_id = ? AND seq = ?",
                     (rule, location, tags, client_id, state.seq),
                 )
-                marked = msgspec.structs.replace(state, rule=rule, tags=tags)
-                move_in_counters(connection, client_id, [(state, marked)])
+                labelled = msgspec.structs.replace(state, rule=rule, tags=tags)
+                move_in_counters(connection, client_id, [(state, labelled)])
         last = 0
         while last := update_words(
             connection, client_id, last, "(rule IS NOT NULL OR location IS NOT NULL OR tags IS NOT NULL)"
@@ -106,20 +106,20 @@ def fill_marks(connection: Connection) -> None:
 
 
 def fill_references(connection: Connection) -> None:
-    """Store what the kept answers refer to, a few answers at a time: a body may have a megabyte."""
-    kept = "SELECT seq, path, body FROM idempotent_answers WHERE client_id = ? AND body <> ''"
+    """Store the ids and names that stored responses contain. Rows are streamed: a body may have a megabyte."""
+    stored = "SELECT seq, path, body FROM idempotent_answers WHERE client_id = ? AND body <> ''"
     for client_id in select_clients(connection):
-        for seq, path, body in connection.stream(kept, (client_id,)):
-            held = msgspec.json.decode(body)
-            names = [held.get(name) for name in ("id", "runId", "lastRunId", "name")]
-            names += [task["id"] for task in held.get("tasks", ())]
+        for seq, path, body in connection.stream(stored, (client_id,)):
+            response = msgspec.json.decode(body)
+            names = [response.get(name) for name in ("id", "runId", "lastRunId", "name")]
+            names += [task["id"] for task in response.get("tasks", ())]
             in_path = path.rpartition("/api/v1/")[2].split("/")[1:2]
             references = {**dict.fromkeys(filter(None, names), False), **dict.fromkeys(in_path, True)}
             insert_references(connection, client_id, seq, references)
 
 
 def fill_decided_and_partial(connection: Connection) -> None:
-    """Mark decided tasks, numbered twins of SARIF results, and runs that reported something that was not checked."""
+    """Set `is_decided`, `twin_of` (for numbered SARIF duplicates), and `is_partial` (for `not-checked` findings)."""
     for client_id in select_clients(connection):
         connection.execute(
             """UPDATE tasks SET is_decided = 1 WHERE client_id = ? AND seq IN (
@@ -140,7 +140,7 @@ def fill_decided_and_partial(connection: Connection) -> None:
         )
 
 
-# Words
+# Search words
 
 
 class Labelled(Struct, gc=False):
@@ -149,16 +149,16 @@ class Labelled(Struct, gc=False):
     label: str | None = None
 
 
-WORDS_AT_ONCE = 100  # tasks of one transaction
+WORDS_AT_ONCE = 100  # tasks per transaction
 NOT_ASCII = "words GLOB '*[^ -~]*'"
 
 
 def select_words(
     connection: Connection, client_id: str, after: int = 0, condition: str = "TRUE", most: int = sys.maxsize
 ) -> Iterator[tuple[int, str, str | None, str]]:
-    """Yield the seqs and ids of tasks, their stored words, and the words that they should have.
+    """Yield (seq, id, stored search words, expected search words) of at most `most` tasks after a seq.
 
-    :param connection: one within a transaction or snapshot.
+    :param connection: one in a transaction or snapshot.
     """
     rows = connection.stream(
         f"""SELECT tasks.seq, id, words, title, external_id, rule, location, tags, COALESCE(evidence, '[]')
@@ -174,7 +174,7 @@ def select_words(
 
 
 def update_words(connection: Connection, client_id: str, after: int, condition: str) -> int:
-    """Update the search words of the next tasks. Return the seq of the last of these tasks, 0 if there are no more."""
+    """Update search words of the next `WORDS_AT_ONCE` tasks. Return the last one's seq, or 0 if there are no more."""
     found = list(select_words(connection, client_id, after, condition, WORDS_AT_ONCE))
     changed = [(expected, client_id, seq) for seq, _, words, expected in found if words != expected]
     connection.executemany("UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?", changed)
@@ -184,13 +184,13 @@ def update_words(connection: Connection, client_id: str, after: int, condition: 
 
 
 def is_folded_here(connection: Connection) -> bool:
-    """Return whether all words were folded with the Unicode version of this Python."""
+    """Return whether all search words were folded with the Unicode version of this Python."""
     version: object = connection.execute("SELECT unicode_version FROM folding").fetchone()
     return version == (unicodedata.unidata_version,)
 
 
 def note_folding(connection: Connection, version: str) -> None:
-    """Store by which version of Unicode all words are folded."""
+    """Store the version of Unicode with which all search words are folded."""
     connection.execute(
         """INSERT INTO folding (id, unicode_version) VALUES (1, ?)
            ON CONFLICT (id) DO UPDATE SET unicode_version = excluded.unicode_version""",
@@ -199,9 +199,9 @@ def note_folding(connection: Connection, version: str) -> None:
 
 
 def refold(database: Database) -> None:
-    """Fold words again, unless this version of Unicode made them. ASCII is the same in all versions.
+    """Fold search words again if another version of Unicode folded them, except ASCII ones, which do not differ.
 
-    Each transaction is short, so that a large database does not become one large transaction.
+    Each transaction is short, so that a large database does not need one large transaction.
     """
     with database.reading() as connection:
         if is_folded_here(connection):
@@ -219,10 +219,10 @@ def refold(database: Database) -> None:
 
 
 def register() -> None:
-    """Have databases of older versions opened."""
+    """Register the migrations and the update of search words."""
     REGISTRY.refresh = refold
     REGISTRY.migrations |= {
-        9: Migration(TO_VERSION_9, fill_marks),
+        9: Migration(TO_VERSION_9, fill_labels),
         10: Migration(TO_VERSION_10),
         11: Migration(TO_VERSION_11, fill_references),
         12: Migration(TO_VERSION_12, fill_decided_and_partial),

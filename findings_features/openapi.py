@@ -1,7 +1,7 @@
-"""The description of the API, for people and for generators of clients: `GET /api/v1/openapi.json`.
+"""OpenAPI description, for people and client generators: `GET /api/v1/openapi.json`.
 
-It is OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0), made from the same operations and models that serve the
-requests: those of the module, and of each part that is there. Nothing is read from the database for it.
+It is OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0), generated from the operations and models that serve the
+requests: those of the core and of each installed module. The database is not read.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from findings_service import (
     IdempotencyConflict,
     InternalError,
     InvalidParameter,
+    Json,
     MalformedJSON,
     Missing,
     Operation,
@@ -50,25 +51,24 @@ from findings_service import (
     schemas_of,
 )
 
-Json = dict[str, Any]
-References = Mapping[Any, Any]  # to the schemas of models
+References = Mapping[Any, Any]  # models to references to their schemas
 ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
-TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
-TAG = "The `etag` of the task: another one as soon as anything of it is."
-WEAK_TAG = "Another one once anything of the client has changed."
+TAGS = ("runs", "tasks", "project-types")  # and "service"; client generators make a module of each
+TAG = "The `etag` of the task. It changes whenever anything of the task changes."
+WEAK_TAG = "It changes whenever anything of the client changes, and at the start of each UTC day."
 TEXT, OBJECT = {"type": "string"}, {"type": "object"}
-SENT = {"schema": TEXT, "required": True}  # a header that each such answer has
+SENT = {"schema": TEXT, "required": True}  # a header that every such response has
 ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
 HEADERS_OF_REFUSALS = {401: "WWW-Authenticate", 503: "Retry-After"}
-# What the HTTP server refuses before the request comes here.
+# Errors of the HTTP server itself, before the application gets the request.
 BARE_REFUSALS = {
-    "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
-    "431": {"description": "There are a hundred headers or more, or they are too large. There is no body."},
+    "414": {"description": "The path and query are longer than 64 KiB. The response has no body."},
+    "431": {"description": "There are 100 headers or more, or they are too large. The response has no body."},
 }
 
 
 def refusals_of(each: Operation) -> list[type[ServiceError]]:
-    """Return all errors that an operation can be answered with."""
+    """Return the classes of all errors that an operation can respond with."""
     errors = [*ERRORS_OF_ALL, *each.refusals, InvalidParameter]
     if each.level is not None:
         errors += [Unauthorized, Forbidden]
@@ -76,22 +76,22 @@ def refusals_of(each: Operation) -> list[type[ServiceError]]:
         errors.append(IdempotencyConflict)
     if each.body is not None:
         errors += [BodyTooLarge, UnsupportedMediaType, MalformedJSON, ValidationFailed]
-    if "{" in each.path or issubclass(each.query, TaskFilters):  # which may name a run
+    if "{" in each.path or issubclass(each.query, TaskFilters):  # its filters may name a run
         errors.append(Missing)
     return errors
 
 
-def described_answers(each: Operation, references: References) -> Json:
-    """Return the `responses` of an operation."""
+def described_responses(each: Operation, references: References) -> Json:
+    """Return the `responses` object of an operation."""
     described: Json = {}
     for status, model in each.answers.items():
         if model is None:
-            described[str(status)] = {"description": "Done. There is no body."}
+            described[str(status)] = {"description": "Done. The response has no body."}
             continue
-        form = "text/plain" if model is str else JSON_TYPE
+        media_type = "text/plain" if model is str else JSON_TYPE
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
-            "content": {form: {"schema": references[model]}},
+            "content": {media_type: {"schema": references[model]}},
         }
         if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": SENT}
@@ -101,11 +101,11 @@ def described_answers(each: Operation, references: References) -> Json:
     if each.tagged:
         headers["ETag"] = {"description": TAG} | SENT
     if each.has_weak_etag:
-        described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
+        described["304"] = {"description": "Nothing has changed since the response with that ETag. There is no body."}
         headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
-        headers["Allow"] = {"description": "The methods that the key has here.", "schema": TEXT}
+        headers["Allow"] = {"description": "The methods that the key may use on this path.", "schema": TEXT}
     if each.query is TaskQuery:
-        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": TEXT}
+        headers["Link"] = {"description": "The next part of a list in a format other than JSON.", "schema": TEXT}
     if headers:
         described["200"]["headers"] = headers
     refusals = sorted(refusals_of(each), key=attrgetter("status", "code"))
@@ -119,9 +119,9 @@ def described_answers(each: Operation, references: References) -> Json:
     return described | BARE_REFUSALS
 
 
-EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
-HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
-REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
+EXPECTED_TAG = "ETags, or `*`. The task is changed only if it still has one of these ETags."
+HAD_TAG = "ETags of responses that the caller has. If one still matches, the response is 304 without a body."
+REQUEST_KEY = "For 24 hours, a repeated request with the same key gets the stored response, or 409 if its body differs."
 ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
 PARAMETERS_IN_PATHS = {
     "run_id": "A run's id.",
@@ -130,23 +130,22 @@ PARAMETERS_IN_PATHS = {
     "webhook_id": "A webhook's id.",
 }
 
-
-AFTER = "The place behind which the page begins; follow `next` rather than making one up."
+AFTER = "The cursor after which the page begins. Follow `next` instead of building a cursor."
 SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
-EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
-DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
-PAGE_NUMBER = "The page, counted from 1. `next` in an answer is quicker."
-# Of the models of query strings; other modules describe their own.
+EXACTLY = "One name, exactly as stored, or several by repeating the parameter."
+DAY_OR_TIME = "A date or time (ISO 8601), in UTC unless it has a time zone."
+PAGE_NUMBER = "The number of the page, from 1. Following `next` is faster."
+# Descriptions of query parameters, by model; other modules have theirs in the model itself.
 PARAMETERS_IN_QUERIES: dict[str, dict[str, str]] = {
-    "HistoryQuery": {"limit": "Entries on a page.", "after": AFTER},
+    "HistoryQuery": {"limit": "Maximum number of entries on a page.", "after": AFTER},
     "RunQuery": {
         "page": PAGE_NUMBER,
-        "limit": "Items on a page.",
+        "limit": "Maximum number of items on a page.",
         "after": AFTER,
         "projectType": f"Runs of these project types. {SEVERAL}",
         "status": f"Runs with these statuses. {SEVERAL}",
         "targetUrl": "Runs of this target, exactly as stored.",
-        "mainLine": "`true` for runs of the main line, `false` for those of branches.",
+        "mainLine": "`true`: runs of the main line. `false`: runs of branches.",
         "branch": f"Runs of these branches. {EXACTLY}",
     },
     "TaskFilters": {
@@ -155,57 +154,58 @@ PARAMETERS_IN_QUERIES: dict[str, dict[str, str]] = {
         "runId": f"Tasks that these runs reported. {SEVERAL}",
         "projectType": f"Tasks of these project types. {SEVERAL}",
         "targetUrl": "Tasks of this target, exactly as stored.",
-        "mainLine": "`true` for what the main line knows, `false` for what only branches know.",
+        "mainLine": "`true`: tasks that the main line knows. `false`: tasks that only branches know.",
         "branch": f"Tasks that runs of these branches reported. {EXACTLY}",
-        "externalId": "Tasks with this id of the agent's, exactly as stored.",
+        "externalId": "Tasks with this `externalId`, exactly as stored.",
         "rule": f"Tasks that break these rules. {SEVERAL}",
         "location": (
-            "Tasks there, exactly as stored, and what goes on behind it with `/` or `:`: `src`,"
-            " `src/app.py` and `src/app.py:42` find `src/app.py:42`. Where it ends in one of these, what begins so."
+            "Tasks at this location, exactly as stored, or at one that continues it with `/` or `:`."
+            " `src`, `src/app.py` and `src/app.py:42` match `src/app.py:42`. A value that ends in `/` or `:` matches"
+            " every location that begins with it."
         ),
         "tag": f"Tasks with any of these tags. {SEVERAL}",
-        "without": "Tasks that have none.",
-        "newIn": "A run: what it reported, and the completed run of the main line before it did not.",
+        "without": "Tasks that do not have this field.",
+        "newIn": "The id of a run: tasks that it reported and its baseline (a main-line run before it) did not.",
         "missingFrom": (
-            "A run: the open and in-progress tasks with an externalId, of its project type and target,"
-            " that its line knows and it did not report."
+            "The id of a run: open and in-progress tasks with an `externalId`, of its project type and target, that"
+            " its branch or the main line knows and that it did not report."
         ),
-        "assignee": "Tasks that are assigned to this one, exactly as stored; with a key for users, `me` is the user.",
-        "assigned": "`true` for tasks that are assigned to somebody, `false` for all others.",
-        "createdSince": f"Tasks created then or later. {DAY_OR_TIME}",
-        "createdBefore": f"Tasks created before then. {DAY_OR_TIME}",
+        "assignee": "Tasks with this assignee, exactly as stored. With a key for users, `me` is the user.",
+        "assigned": "`true`: tasks with an assignee. `false`: tasks without one.",
+        "createdSince": f"Tasks created at this time or later. {DAY_OR_TIME}",
+        "createdBefore": f"Tasks created before this time. {DAY_OR_TIME}",
         "q": (
-            "Words, each of which must stand somewhere in the title, the externalId, the rule, the"
-            " location, a tag or a label of the evidence, whatever its case and accents. No sign has a meaning of"
-            " its own."
+            "Words, each of which must occur somewhere in the title, the `externalId`, the rule, the"
+            " location, a tag or an evidence label. Case and accents do not count. No character has a"
+            " special meaning."
         ),
     },
     "TaskOrder": {
         "after": AFTER,
-        "sort": "The order: newest first, oldest first, or critical ones first and the newest first within.",
+        "sort": "The order: newest first, oldest first, or most severe first (of one severity, newest first).",
     },
     "TaskQuery": {
         "page": PAGE_NUMBER,
-        "limit": "Items on a page; of a list in another form than JSON up to 100,000 tasks.",
+        "limit": "Maximum number of items on a page; up to 100,000 in a format other than JSON.",
         "view": "`full` adds description, evidence, remediation, successCriteria and extensions to each task.",
     },
     "EventQuery": {
-        "after": f"{AFTER} `latest` begins with what comes.",
+        "after": f"{AFTER} `latest` begins with the next event.",
         "type": f"Events of these types. {SEVERAL}",
-        "projectType": f"What is of these project types. {SEVERAL}",
-        "branch": f"What happened in runs of these branches. {EXACTLY}",
+        "projectType": f"Events of these project types. {SEVERAL}",
+        "branch": f"Events that runs of these branches caused. {EXACTLY}",
     },
 }
 
 
 def description_of(model: type, name: str) -> str:
-    """Return the description of a parameter that the model of a query string, or one of its bases, has."""
+    """Return a query parameter's description from `PARAMETERS_IN_QUERIES`, by its model or a base class of that."""
     described = (PARAMETERS_IN_QUERIES.get(base.__name__, {}) for base in model.__mro__)
     return next(each[name] for each in described if name in each)
 
 
 def described_parameters(each: Operation) -> list[Json]:
-    """Return the `parameters` of an operation."""
+    """Return the `parameters` array of an operation."""
     parameters: list[Json] = [
         {
             "name": name,
@@ -227,9 +227,9 @@ def described_parameters(each: Operation) -> list[Json]:
         if is_there
     ]
     schema = schemas_of([each.query])[1][each.query.__name__]
-    for name, told in in_ecma(schema["properties"]).items():
-        given = next(part for part in told.get("anyOf", [told]) if part.get("type") != "null")
-        if given.get("type") == "array":  # is repeated, as is the default; commas do too
+    for name, member in in_ecma(schema["properties"]).items():
+        given = next(part for part in member.get("anyOf", [member]) if part.get("type") != "null")
+        if given.get("type") == "array":  # the default style repeats it; commas are accepted, too
             given["minItems"] = 1
         parameters.append(
             {
@@ -244,9 +244,9 @@ def described_parameters(each: Operation) -> list[Json]:
 
 
 def in_ecma(schema: Any) -> Any:
-    """Return a schema with its patterns as ECMA 262, and so OpenAPI, writes them.
+    """Return a schema with its patterns in the syntax of ECMA 262, which OpenAPI requires.
 
-    That what is left out is null, as its type says, is not said again: generators take such a default for a value.
+    Defaults of null are removed, because generators take them for values; the type already allows null.
     """
     if isinstance(schema, list):
         return [in_ecma(item) for item in schema]
@@ -261,18 +261,18 @@ def in_ecma(schema: Any) -> Any:
 
 
 def described_operation(each: Operation, references: References) -> Json:
-    """Return one operation of the document."""
+    """Return the Operation Object of OpenAPI for an operation."""
     described: Json = {
         "operationId": each.handler.__name__,
         "tags": [next((tag for tag in TAGS if f"{API}/{tag}" in each.path), "service")],
         "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
         "parameters": described_parameters(each),
-        "responses": described_answers(each, references),
+        "responses": described_responses(each, references),
     }
     if each.level is None:
         described["security"] = []
     else:
-        described["description"] = f"Needs a key of level `{each.level}` or higher."
+        described["description"] = f"Requires an API key of level `{each.level}` or higher."
     if each.body is not None:
         content = {JSON_TYPE: {"schema": references[each.body]}}
         content |= {other: {"schema": OBJECT} for other in each.formats if other != JSON_TYPE}
@@ -280,12 +280,12 @@ def described_operation(each: Operation, references: References) -> Json:
     return described
 
 
-# The header is told of here alone: only proxies send it, and as a parameter it would be in every generated client.
-KEYS = "An API key: fts_… With one for users, a proxy says in `Findings-User` who each request is from."
+# `Findings-User` is described only here: generated clients would have a parameter, although only proxies send it.
+KEYS = "An API key (fts_…). With a key for users, a proxy names each request's user in `Findings-User`."
 
 
 def document_of(*operations: Operation) -> Json:
-    """Return the description of a service, by its operations."""
+    """Return the OpenAPI document of a service from its operations."""
     bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
     named = sorted((models | {ProblemDetails}) - {None, dict, str}, key=attrgetter("__name__"))
@@ -312,13 +312,13 @@ def document_of(*operations: Operation) -> Json:
     }
 
 
-# Making one takes eight milliseconds, and anybody may ask for it.
+# Cached, because generating a document takes 8 ms and the endpoint needs no key.
 DOCUMENTS: WeakKeyDictionary[Service, Json] = WeakKeyDictionary()
 
 
 @operation("GET", "/api/v1/openapi.json", None, {200: dict})
 def get_openapi(request: ApiRequest) -> Response:
-    """Get this description."""
+    """Get this OpenAPI description."""
     service = request.service
     if service not in DOCUMENTS:
         DOCUMENTS[service] = document_of(*service.router.operations)
@@ -327,5 +327,5 @@ def get_openapi(request: ApiRequest) -> Response:
 
 
 def register() -> None:
-    """Have the description answered."""
+    """Register the endpoint."""
     REGISTRY.add_operations(get_openapi)

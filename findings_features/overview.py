@@ -1,7 +1,7 @@
-"""Where everything stands, and what happened lately: `GET /api/v1/overview`.
+"""Overview of all tasks and their recent changes: `GET /api/v1/overview`.
 
-It is made of two queries, over all tasks that the main line or a branch knows and over their history, and stores
-nothing.
+It is read with two queries, over all tasks that the main line or a branch knows and over their history. Nothing is
+stored for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -24,6 +24,7 @@ from findings_service import (
     Model,
     NonEmpty,
     RequestModel,
+    Row,
     StatusCounts,
     ThreadJob,
     conditional_response,
@@ -33,7 +34,7 @@ from findings_service import (
 
 
 class StandingOfType(Model):
-    """How many tasks of a project type there are."""
+    """The number of tasks of a project type, and how many of them are open."""
 
     project_type: str
     total: int
@@ -41,7 +42,7 @@ class StandingOfType(Model):
 
 
 class StandingOfTarget(Model):
-    """How many tasks of a target there are."""
+    """The number of tasks of a target, and how many of them are open."""
 
     target_url: str | None
     total: int
@@ -49,7 +50,7 @@ class StandingOfTarget(Model):
 
 
 class Day(Model):
-    """What happened to tasks on a day, in UTC, and how many were open or in progress at its end, or are now."""
+    """Task changes on a UTC day. `unfinished` counts open and in-progress tasks at its end (today: now)."""
 
     date: Annotated[str, Meta(extra_json_schema={"format": "date"})]
     created: int = 0
@@ -60,7 +61,7 @@ class Day(Model):
 
 
 class StatusesBySeverity(Model):
-    """How many tasks of each severity have each status."""
+    """The numbers of tasks by severity and status."""
 
     critical: StatusCounts
     high: StatusCounts
@@ -70,7 +71,7 @@ class StatusesBySeverity(Model):
 
 
 class Overview(Model):
-    """Where all tasks stand, and what happened to them lately. The types and targets with the most open ones first."""
+    """Counts of the selected tasks and of their changes per day; types and targets with most open tasks first."""
 
     total: int
     by_severity: StatusesBySeverity
@@ -80,19 +81,19 @@ class Overview(Model):
 
 
 class OverviewQuery(RequestModel):
-    """Which tasks an overview is of, and of how many days."""
+    """Query parameters of an overview: filters of its tasks, and the number of days."""
 
     project_type: Annotated[NonEmpty, Meta(description="Tasks of this project type.")] | None = None
     target_url: Annotated[NonEmpty, Meta(description="Tasks of this target, exactly as stored.")] | None = None
     branch: (
-        Annotated[NonEmpty, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")]
+        Annotated[NonEmpty, Meta(description="Tasks that runs of this branch reported. Default: the main line's.")]
         | None
     ) = None
-    days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
+    days: Annotated[int, Meta(ge=1, le=365, description="Number of days, up to today.")] = 30
 
 
 class Known(Struct, frozen=True):
-    """The tasks that the main line knows, or a branch, of all project types and targets or of one."""
+    """The tasks that the main line (`branch` None) or a branch knows, of one or all project types and targets."""
 
     client_id: str
     project_type: str | None
@@ -101,8 +102,8 @@ class Known(Struct, frozen=True):
 
     def select(
         self, connection: Connection, columns: str, rest: str, *values: str | int, joined: str = ""
-    ) -> list[tuple[Any, ...]]:
-        """Return some columns of them; `rest` is what follows the conditions, with a mark for each value."""
+    ) -> list[Row]:
+        """Select columns of these tasks. `rest` follows the conditions and has a placeholder for each value."""
         if self.branch is None:
             place, tables, line = "tasks", "tasks", "tasks.branch = ?"
         else:
@@ -121,7 +122,7 @@ class Known(Struct, frozen=True):
 
 
 def select_overview(connection: Connection, client_id: str, query: OverviewQuery) -> Overview:
-    """Return where all tasks of the main line, or of a branch, stand."""
+    """Return the overview of the tasks that a query selects."""
     known = Known(client_id, query.project_type, query.target_url, query.branch)
     columns = "tasks.severity, tasks.project_type, tasks.target_url, tasks.status, COUNT(*)"
     counted = known.select(connection, columns, "GROUP BY 1, 2, 3, 4")
@@ -131,8 +132,8 @@ def select_overview(connection: Connection, client_id: str, query: OverviewQuery
     return Overview(
         total=sum(n for *_, n in counted),
         by_severity=StatusesBySeverity(**{name: StatusCounts(**counts) for name, counts in severities.items()}),
-        by_project_type=[StandingOfType(*each) for each in standings((row[1], *row[3:]) for row in counted)],
-        by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
+        by_project_type=[StandingOfType(*each) for each in count_by_name((row[1], *row[3:]) for row in counted)],
+        by_target=[StandingOfTarget(target or None, *n) for target, *n in count_by_name(row[2:] for row in counted)],
         days=select_days(connection, known, query.days, sum(n for *_, status, n in counted if status in UNFINISHED)),
     )
 
@@ -148,9 +149,9 @@ HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_
 
 
 def select_days(connection: Connection, known: Known, days: int, unfinished: int) -> list[Day]:
-    """Return what happened on each of the last days to tasks as they are known now, oldest first.
+    """Return a Day for each of the last days, oldest first, with the changes of the tasks that are known now.
 
-    :param unfinished: how many of them are open or in progress now, from which each day's number follows, going back.
+    :param unfinished: the number of open and in-progress tasks now; the numbers of earlier days are computed from it.
     """
     today = datetime.fromisoformat(timestamp()).date()
     dates = [str(today - timedelta(days=ago)) for ago in range(days)]
@@ -160,17 +161,17 @@ def select_days(connection: Connection, known: Known, days: int, unfinished: int
     for date, event, n, moved in known.select(connection, columns, rest, dates[-1], joined=HISTORY):
         events[date, event] = n
         moves[date] += moved
-    told = []
+    result = []
     for date in dates:
-        told.append(Day(date, *(*(events[date, event] for event in DAY_EVENTS), unfinished)))
+        result.append(Day(date, *(*(events[date, event] for event in DAY_EVENTS), unfinished)))
         unfinished -= moves[date]
-    return told[::-1]
+    return result[::-1]
 
 
-def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:
-    """Return how many there are of each name, and how many of those are open: the most open ones first.
+def count_by_name(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:
+    """Return (name, total, open) for each name, those with the most open tasks first.
 
-    :param counted: of a project type or target: its name, a status, and how many have that.
+    :param counted: (name of a project type or target, status, number of tasks).
     """
     totals, still_open = Counter[str](), Counter[str]()
     for name, status, n in counted:
@@ -182,7 +183,7 @@ def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, i
 
 @operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, has_weak_etag=True)
 def get_overview(request: ApiRequest) -> ThreadJob:
-    """Get where all tasks stand, and what happened to them lately."""
+    """Get the numbers of tasks by severity, type and target, and their changes per day."""
     return request.read_slowly(partial(conditional_response, read_overview, request))
 
 
@@ -192,5 +193,5 @@ def read_overview(request: ApiRequest, connection: Connection) -> Overview:
 
 
 def register() -> None:
-    """Have overviews answered."""
+    """Register the endpoint."""
     REGISTRY.add_operations(get_overview)

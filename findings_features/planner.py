@@ -1,6 +1,6 @@
-"""Plans lists: which ranges of which index hold the fewest rows that a filter may let through.
+"""Query planner for lists: finds the index ranges that read the fewest rows for a filter.
 
-Without it a list is as right, and looks at all that a client has: of some half a million tasks it may take too long.
+Without it a list has the same rows, but all rows of the client are read: half a million tasks may take too long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from findings_service import (
     label_counter,
 )
 
-COUNTED = {"types", "target_url", "names", "main_line", "statuses", "ranks"}  # fields that counters tell of
+COUNTED = {"types", "target_url", "names", "main_line", "statuses", "ranks"}  # filter fields that counters cover
 
 
 def rows_of(client_id: str, table: str) -> IndexRange:
@@ -34,53 +34,51 @@ def rows_of(client_id: str, table: str) -> IndexRange:
 
 
 def plan_cells(connection: Connection, client_id: str, table: str, wanted: Filter, order: str) -> ListPlan:
-    """Plan the list of what counters count: a range for each cell in which there is something.
+    """Plan a list by the fields that counters cover, with an index range for each non-empty cell.
 
-    Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
-    makes last: by branch, or else by target, of which one has fewer rows than a type.
+    Without such fields, there is a single range of all rows, unless the order is by severity.
+    If no index begins with all of the type, target and branch of the filter, SQLite uses the matching index that
+    schema.sql creates last: by branch, else by target. A branch or target has fewer rows than a type.
     """
     cells = select_cells(connection, client_id, table, wanted)
-    asked = COUNTED & wanted.conditions(table).keys()
+    filtered = COUNTED & wanted.conditions(table).keys()
     start, total = rows_of(client_id, table), sum(cells.values())
     ranges = tuple(cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells)
-    if not asked and order != "severity":
+    if not filtered and order != "severity":
         ranges = (start,)
-    return ListPlan(ranges=ranges, settled=asked, size=total, total=total)
+    return ListPlan(ranges=ranges, settled=filtered, size=total, total=total)
 
 
 def cell_range(start: IndexRange, cell: Cell, column: str, **fixed: str | None) -> IndexRange:
-    """Return the index range of a cell, by the column of its first part, of all else or what is fixed.
-
-    Runs have no severity.
-    """
+    """Return the index range of a cell, whose first member is a value of `column`. `fixed` has further values."""
     (value, line, status, severity), table = cell, start.table
-    is_main = f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''"  # as the indexes have it
+    is_main = f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''"  # as in the partial indexes
     found = start.where(f"task_tags.main_line = {int(line == MAIN_LINE)}" if table == "task_tags" else is_main)
     whole = {column: value, **fixed, "branch": line or None, "status": status, "severity": severity or None}
     for name, each in whole.items():
-        if each is not None:
+        if each is not None:  # runs have no severity
             found = found.where(f"{table}.{name} = ?", each)
     return msgspec.structs.replace(found, severity=severity)
 
 
 def plan_reported(client_id: str, field: str, reporters: Sequence[Source]) -> ListPlan:
-    """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
+    """Plan a list of the tasks that the runs or branches of a filter field reported, from sightings."""
     table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
     start = rows_of(client_id, table)
     one, seqs = among(f"{table}.{column}", [each.seq for each in reporters])
     size = sum(each.reported for each in reporters)
-    alone = len({each.type_and_target for each in reporters}) == len(reporters)  # no two can have reported the same
+    disjoint = len({each.type_and_target for each in reporters}) == len(reporters)  # then no two share a task
     return ListPlan(
         ranges=tuple(start.where(f"{table}.{column} = ?", each.seq) for each in reporters),
         settled={field, "types", "target_url"},
         size=size,
-        total=size if alone else None,
+        total=size if disjoint else None,
         tally=start.where(one, *seqs) if len(reporters) > 1 else None,
     )
 
 
-def plan_marked(connection: Connection, client_id: str, field: str, wanted: TaskFilter) -> ListPlan:
-    """Plan the list of what has one of the rules (or tags) that a field of a filter names, from the index of those."""
+def plan_labelled(connection: Connection, client_id: str, field: str, wanted: TaskFilter) -> ListPlan:
+    """Plan a list of the tasks with any of the rules or tags in a filter field, from the index of rules or tags."""
     table, column = ("tasks", "rule") if field == "rules" else ("task_tags", "tag")
     values = getattr(wanted, field)
     named = {
@@ -91,22 +89,22 @@ def plan_marked(connection: Connection, client_id: str, field: str, wanted: Task
     cells = select_named_cells(connection, client_id, named, wanted)
     start, size = rows_of(client_id, table), sum(cells.values())
     one, texts = among(f"{table}.{column}", values)
-    alone = column == "rule" or len(values) == 1  # else a task may be in several ranges
+    disjoint = column == "rule" or len(values) == 1  # else a task may be in several ranges
     return ListPlan(
         ranges=tuple(cell_range(start, cell, column) for cell in cells),
-        settled={field, *(("main_line", "statuses", "ranks") if alone else ())},
+        settled={field, *(("main_line", "statuses", "ranks") if disjoint else ())},
         size=size,
-        total=size if alone else None,
-        tally=None if alone else start.where(one, *texts),
+        total=size if disjoint else None,
+        tally=None if disjoint else start.where(one, *texts),
     )
 
 
-INDEXED_LOCATION = 200  # characters of one that its index holds
-MOST_LOCATED = 200_000  # tasks at a location that are counted to choose a plan
+INDEXED_LOCATION = 200  # characters of a location that its index contains
+MOST_LOCATED = 200_000  # at most so many tasks at a location are counted to choose a plan
 
 
 def plan_located(connection: Connection, client_id: str, location: str) -> ListPlan:
-    """Plan the list of what is at a location, or goes on behind it, from the index of what locations begin with."""
+    """Plan a list of the tasks at a location or below it, from the index of location prefixes."""
     start = f"substr(located.location, 1, {INDEXED_LOCATION})"
     one = "SELECT seq FROM tasks AS located WHERE located.client_id = ? AND located.location IS NOT NULL AND"
     ends = location.endswith(("/", ":"))
@@ -127,12 +125,12 @@ def plan_located(connection: Connection, client_id: str, location: str) -> ListP
 
 
 def plans(connection: Connection, client_id: str, table: str, wanted: Filter, order: str) -> Iterator[ListPlan]:
-    """Yield plans that each contain all rows that a filter accepts. What is looked up by a name of its own is few."""
+    """Yield plans, each with all rows that a filter accepts: one only, if the filter has an external id or assignee."""
     if not isinstance(wanted, TaskFilter):
         yield plan_cells(connection, client_id, table, wanted, order)
         return
     start = rows_of(client_id, table)
-    same = "SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?"  # in no order
+    same = "SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?"  # in any order
     named = {
         "external_id": start.where(f"tasks.seq {connection.one_of(same)}", client_id, wanted.external_id),
         "assignee": start.where("tasks.assignee = ?", wanted.assignee),
@@ -140,14 +138,14 @@ def plans(connection: Connection, client_id: str, table: str, wanted: Filter, or
     }
     for field, rows in named.items():
         if getattr(wanted, field):
-            yield ListPlan(ranges=(rows,), settled={field}, size=0)
+            yield ListPlan(ranges=(rows,), settled={field}, size=0)  # few rows match
             return
     yield plan_cells(connection, client_id, table, wanted, order)
     for field, reporters in wanted.reporters.items():
         yield plan_reported(client_id, field, reporters)
     for field in ("rules", "tags"):
         if getattr(wanted, field) is not None:
-            yield plan_marked(connection, client_id, field, wanted)
+            yield plan_labelled(connection, client_id, field, wanted)
     if wanted.location is not None:
         yield plan_located(connection, client_id, wanted.location)
     if wanted.search is not None:
@@ -155,5 +153,5 @@ def plans(connection: Connection, client_id: str, table: str, wanted: Filter, or
 
 
 def register() -> None:
-    """Have lists planned."""
+    """Register the planner."""
     REGISTRY.plans = plans
