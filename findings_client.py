@@ -1,12 +1,12 @@
-"""Client of the Findings Task Service for Python programs: over HTTP, or in this process on a database file.
+"""Python client of the Findings Task Service, over HTTP or, in this process, on a database file.
 
-Over HTTP, a request is retried while the service is unavailable or busy. A POST or a comment is sent with an
-`Idempotency-Key`, so that it is done once. Waits grow, and heed a `Retry-After` of up to half a minute.
-On a file, the same requests go to the same application, without a server and without a key. Only then is the service
-itself imported: this module starts in a third of its time.
+Over HTTP, a request is retried while the service is unavailable or busy, with backoff; a longer `Retry-After` is
+reduced to 30 seconds. POST requests, and PATCH requests with a comment, have an `Idempotency-Key`, so that a retry
+stores nothing twice. On a database file, the service's application processes the requests in this process, without an
+API key. Only this use imports the service: importing this module alone takes a third of the time.
 
-`Findings` is what an agent needs: runs that end as failed if their block raises, findings that are sent in batches, and
-a `fingerprint` by which a finding is recognized.
+`Findings` is the client for agents: its runs end as failed if their block raises, and it sends findings in batches.
+`fingerprint` returns a stable externalId, by which the service recognizes a finding that is reported again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from urllib3.util import parse_url
 API = "/api/v1"
 JSON = "application/json"
 KIB = 1024
-PASSING = (429, 502, 503, 504)
+RETRIED_STATUSES = (429, 502, 503, 504)
 LISTED_PROBLEMS = 3
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -51,23 +51,23 @@ Status = Literal["open", "in_progress", "resolved", "dismissed"]
 Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 
 Json = dict[str, Any]
-Object: TypeAlias = Mapping[str, Any]  # one that is only read
+Object: TypeAlias = Mapping[str, Any]  # a JSON object that is only read
 Headers: TypeAlias = Mapping[str, str]
-Several: TypeAlias = str | Sequence[str] | None  # one of them, or any of several
+Several: TypeAlias = str | Sequence[str] | None  # a filter's value, or several values of which any may match
 FileName: TypeAlias = str | os.PathLike[str]
 Model = TypeVar("Model")
 
 
 class ConfigurationError(Exception):
-    """A URL, a key or a file cannot be used; the message is one line that says why."""
+    """Error for a URL, API key or file that cannot be used; the message is one line with the reason."""
 
 
 class Unavailable(Exception):
-    """The service cannot be reached, or the response is not one of its own; the message is one line that says so."""
+    """Error for an unreachable service, or a response from another program; the message is one line."""
 
 
-class ToldProblem(Struct):
-    """One thing that is wrong with a request: a member of its body, by its pointer, or else a parameter."""
+class Problem(Struct):
+    """One problem of a request: in the body at the JSON Pointer `pointer`, or in the query or header `parameter`."""
 
     detail: str = ""
     pointer: str = ""
@@ -75,139 +75,139 @@ class ToldProblem(Struct):
 
 
 class Refused(Exception):
-    """The service answered with an error; the message is a line that says which.
+    """Error for a response whose status is not 2xx; the message is one line: its detail and its first problems.
 
-    `detail` is its own sentence on that, without the `problems`, which are all that it told.
+    `detail` is the service's own sentence, without the problems. `problems` has all problems that the response lists.
     """
 
     def __init__(
-        self, status: int, code: str, message: str, problems: Sequence[ToldProblem] = (), detail: str = ""
+        self, status: int, code: str, message: str, problems: Sequence[Problem] = (), detail: str = ""
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.problems, self.detail = status, code, problems, detail or message
 
 
 class Item(dict[str, Any]):
-    """A JSON object of the API, whose members are attributes as well: `task.external_id` is `task["externalId"]`.
+    """A JSON object of the API, whose members are also attributes: `task.external_id` is `task["externalId"]`.
 
-    A name that Python reserves has an underscore at its end: `gate.pass_`, `entry.from_`.
+    A member whose name is a Python keyword takes a trailing underscore: `gate.pass_`, `entry.from_`.
     """
 
     def __getattr__(self, name: str) -> Any:
-        for member in (name, in_camel_case(name.removesuffix("_"))):
+        for member in (name, to_camel_case(name.removesuffix("_"))):
             if member in self:
                 return self[member]
-        raise AttributeError(f"the service returned no {name!r} here, only: {', '.join(self)}")
+        raise AttributeError(f"the service returned an object without {name!r}; its members: {', '.join(self)}")
 
 
 class Reply(Struct):
-    """Response of a service."""
+    """An HTTP response of the service."""
 
     status: int
     headers: Headers
     body: bytes
 
     def read(self, model: type[Model]) -> Model:
-        """Return the body as a model, which may lack some of its members.
+        """Decode the body into a model. Members that the model does not have are ignored.
 
-        :raises Unavailable: if it is not valid for the model.
+        :raises Unavailable: if the body is not valid for the model.
         """
         try:
             return msgspec.json.decode(self.body, type=model)
         except NOT_JSON as error:
-            raise not_ours(error) from None
+            raise foreign_response(error) from None
 
     def item(self) -> Item:
-        """Return the body, which is a JSON object. :raises Unavailable: if it is not."""
+        """Return the body as an Item. :raises Unavailable: if it is not a JSON object."""
         try:
             found = json.loads(self.body, object_hook=Item)
         except (ValueError, RecursionError) as error:
-            raise not_ours(error) from None
+            raise foreign_response(error) from None
         if not isinstance(found, Item):
-            raise not_ours("not a JSON object")
+            raise foreign_response("not a JSON object")
         return found
 
 
-def not_ours(reason: object) -> Unavailable:
-    """Return the error for a response that a Findings Task Service does not give."""
-    return Unavailable(f"the response is not one of a Findings Task Service ({reason})")
+def foreign_response(reason: object) -> Unavailable:
+    """Return the error for a response that another program than the service sent."""
+    return Unavailable(f"the response is not from a Findings Task Service ({reason})")
 
 
-class Tries(Retry):
-    """Tries that end after so many seconds, whatever their number: who waits counts in those."""
+class DeadlineRetry(Retry):
+    """urllib3 retry policy that also ends at the time `until` of `time.monotonic`."""
 
     def __init__(self, *, until: float, **how: Any) -> None:
         super().__init__(**how)
         self.until = until
 
     def new(self, **changed: Any) -> Self:
-        """Return the tries that are left after one."""
+        """Return a copy with changed values and the same deadline; urllib3 calls this after each try."""
         return super().new(until=self.until, **changed)
 
     def is_exhausted(self) -> bool:
-        """Tell whether the next one would come too late."""
+        """Return whether no retry is left, or the next one would start after the deadline."""
         return super().is_exhausted() or time.monotonic() + self.get_backoff_time() > self.until
 
 
-PATIENCE = 60.0  # seconds in which a request is tried again
-FIRST_WAIT = 0.5  # seconds; the second try comes at once, and each wait after that is twice as long
-LONGEST_WAIT = 10.0
-LONGEST_ASKED = 30.0  # by a Retry-After
-TIMEOUT = 60.0  # seconds without a sign of the service
-SLOWEST_UPLOAD = 100 * KIB  # bytes a second, for a body to arrive and to be worked on
-HURRY: ContextVar[float] = ContextVar("hurry", default=math.inf)  # seconds that what is under way has
+PATIENCE = 60.0  # seconds during which a request is retried
+FIRST_WAIT = 0.5  # seconds; the second try is immediate, and each wait after it is twice as long
+LONGEST_WAIT = 10.0  # seconds
+MAX_RETRY_AFTER = 30.0  # seconds; a longer Retry-After is reduced to this
+TIMEOUT = 60.0  # seconds without data from the service
+SLOWEST_UPLOAD = 100 * KIB  # bytes per second for sending and processing a body; extends the timeout
+TIME_LIMIT: ContextVar[float] = ContextVar("time_limit", default=math.inf)  # seconds for a request, set by `limit_time`
 
 
 class Remote:
-    """A service over HTTP or HTTPS. Redirects are not followed: they would take the key to somebody else.
+    """Transport to a service over HTTP or HTTPS. It follows no redirects, which would send the API key elsewhere.
 
-    :param first_tries: how often to try again to connect before anything has answered, None: as long as later.
-    :param headers: what every request has besides the key.
-    :raises ConfigurationError: for a URL or key that is not valid, or a proxy of the environment that is not.
+    :param first_tries: connection retries until the first response. After it, or if None, only `patience` limits them.
+    :param headers: headers of every request, in addition to the API key.
+    :raises ConfigurationError: if the URL, the key or the environment's proxy is not valid.
     """
 
     def __init__(self, url: str, key: str, *, first_tries: int | None = None, headers: Mapping[str, str] = {}) -> None:
         try:
             parts = urlsplit(url.rstrip("/").removesuffix(API).rstrip("/"))
             if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" ?#"):
-                raise ValueError(f"{url!r} is not a URL such as https://tools.example/findings")
+                raise ValueError(f"{url!r} is not a URL such as https://tools.example/findings, without ? and #")
             parts = parts._replace(path=quote(parts.path, "/%"))
             if parts.username is not None:
-                raise ValueError("it has a user name in it; a key is all that the service asks")
+                raise ValueError("must not contain a user name; the service requires only an API key")
             self._base = parts._replace(netloc=parts.netloc.encode("idna").decode())
-            parse_url(self._base.geturl())  # its port
+            parse_url(self._base.geturl())  # raises if the port is not valid
             self._pool = pool_for(self._base.scheme, self._base.hostname or "")
         except ValueError as error:
             raise ConfigurationError(f"the service's URL: {error}") from None
         if not key.isascii() or not key.isprintable():
-            raise ConfigurationError("the key has letters, digits and signs of ASCII only")
+            raise ConfigurationError("the API key must contain only printable ASCII characters")
         self._headers = {"Authorization": f"Bearer {key}", "User-Agent": "findings-client"}
         self._headers |= headers
         self.where, self.patience = parts.geturl(), PATIENCE
         self._first_tries = first_tries
 
     def send(self, method: str, path: str, body: bytes | None, headers: Headers) -> Reply:
-        """Return the answer to a request, tried again while the reason against one may pass.
+        """Send a request and return the response, after retries while the failure may be temporary.
 
-        :raises Unavailable: when none came for so long.
+        :raises Unavailable: if no try got a response.
         """
-        doubles = method == "POST" or (method == "PATCH" and b'"comment"' in (body or b""))
-        once = {"Idempotency-Key": str(uuid.uuid4())} if doubles else {}
-        prefixed = path.startswith(f"{self._base.path}{API}")  # links may have the prefix already
-        hurry = HURRY.get()
-        patience = min(self.patience, hurry)
-        tries = Tries(
+        needs_key = method == "POST" or (method == "PATCH" and b'"comment"' in (body or b""))
+        once = {"Idempotency-Key": str(uuid.uuid4())} if needs_key else {}
+        prefixed = path.startswith(f"{self._base.path}{API}")  # a link of the service may include the prefix
+        time_limit = TIME_LIMIT.get()
+        patience = min(self.patience, time_limit)
+        tries = DeadlineRetry(
             until=time.monotonic() + patience,
             total=None,
             connect=self._first_tries,
-            other=0,  # a certificate does not get better
+            other=0,  # other errors, such as an invalid certificate, are not temporary
             allowed_methods=None,
-            status_forcelist=PASSING,
+            status_forcelist=RETRIED_STATUSES,
             raise_on_status=False,
             backoff_factor=FIRST_WAIT,
             backoff_jitter=FIRST_WAIT,
             backoff_max=LONGEST_WAIT,
-            retry_after_max=min(LONGEST_ASKED, patience),
+            retry_after_max=min(MAX_RETRY_AFTER, patience),
         )
         try:
             response = self._pool.request(
@@ -216,40 +216,40 @@ class Remote:
                 body=body,
                 headers={**self._headers, **once, **headers},
                 retries=tries,
-                timeout=min(TIMEOUT, max(hurry, 1.0)) + len(body or b"") / SLOWEST_UPLOAD,
+                timeout=min(TIMEOUT, max(time_limit, 1.0)) + len(body or b"") / SLOWEST_UPLOAD,
                 redirect=False,
             )
         except HTTPError as error:
             reason = getattr(error, "reason", error)
             cause = reason.__cause__ or reason
-            raise Unavailable(f"no answer from {self.where}: {getattr(cause, 'strerror', '') or cause}") from None
+            raise Unavailable(f"no response from {self.where}: {getattr(cause, 'strerror', '') or cause}") from None
         self._first_tries = None
         return Reply(response.status, response.headers, response.data)
 
     def close(self) -> None:
-        """Close what is open to the service."""
+        """Close the connections to the service."""
         self._pool.clear()
 
 
 def pool_for(scheme: str, host: str) -> PoolManager:
-    """Return what connects to a host, by the proxy that the environment names for it.
+    """Return the connection pool for a host, through the proxy that the environment sets for it, if any.
 
-    :raises ValueError: for a proxy of another kind.
+    :raises ValueError: if the proxy's URL has an unsupported scheme.
     """
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     if not proxy:
         return PoolManager()
     proxy = proxy if "://" in proxy else f"http://{proxy}"
-    known_as = unquote(parse_url(proxy).auth or "")
-    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=known_as or None))
+    credentials = unquote(parse_url(proxy).auth or "")
+    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=credentials or None))
 
 
 class Local:
-    """The service in this process on a database file, as client "default" with a key of level full.
+    """Transport to the service in this process. Its requests belong to client "default", with key level full.
 
-    :param by: the name of that key in histories.
-    :raises ConfigurationError: if a setting is not valid, or if there is no file and not `new`.
-    :raises findings_service.DatabaseUnusable: if the file cannot be opened.
+    :param db: a database file, or a postgresql:// URL. :param by: the name that history entries show.
+    :param new: whether to create a missing database or migrate an old one; if false, either is a ConfigurationError.
+    :raises ConfigurationError: if a setting is not valid. :raises findings_service.DatabaseUnusable: if opening fails.
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
@@ -262,17 +262,17 @@ class Local:
             self._service = core.start_service(settings)
         except core.ConfigurationError as error:
             raise ConfigurationError(str(error)) from None
-        # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
+        # A signal handler raises in the main thread, which only waits for the response: no transaction is interrupted.
         self._worker = ThreadPoolExecutor(1)
         self._principal = core.Principal("local", "default", by, "full")
         self.where = self._service.database.name
 
     def send(self, *request: Any) -> Reply:
-        """Return the answer to a request, given as to `Remote.send`."""
+        """Process a request in the worker thread and return the response; the parameters are those of `Remote.send`."""
         return self._worker.submit(self._perform, *request).result()
 
     def close(self) -> None:
-        """Let go of the file, when what is under way has ended."""
+        """Wait for the request in progress, then close the database."""
         self._worker.shutdown()
         self._service.database.close()
 
@@ -283,16 +283,16 @@ class Local:
 
         environ = create_environ(path, method=method, data=body, headers=headers)
         request = core.ApiRequest(self._service, environ, core.path_of(environ), self._principal)
-        answer = core.respond_in_thread(request, lambda _: core.Body(body or b""))
-        with core.to_flask_response(answer) as response:
-            return Reply(answer.status, HTTPHeaderDict(answer.headers.items()), response.get_data())
+        response = core.respond_in_thread(request, lambda _: core.Body(body or b""))
+        with core.to_flask_response(response) as flask_response:
+            return Reply(response.status, HTTPHeaderDict(response.headers.items()), flask_response.get_data())
 
 
-LISTED = 200  # items on a page
+LISTED = 200  # items per page
 
 
 class TaskFilters(TypedDict, total=False):
-    """The filters and orders of the list of tasks, as the API has them."""
+    """Filters and sort order of the task list, with the API's meaning, in snake case."""
 
     status: Status | Sequence[Status] | None
     severity: Severity | Sequence[Severity] | None
@@ -317,7 +317,7 @@ class TaskFilters(TypedDict, total=False):
 
 
 class BriefQuery(TypedDict, total=False):
-    """The parameters of the brief but for the project type."""
+    """Parameters of the brief, except the project type."""
 
     target_url: str | None
     branch: str | None
@@ -325,14 +325,14 @@ class BriefQuery(TypedDict, total=False):
     limit: int
 
 
-class Linked(Struct):
-    """A page of a list, by its link to the next one."""
+class NextLink(Struct):
+    """The link of a list page to the next page, None on the last page."""
 
     next: str | None
 
 
 class Client:
-    """The API of a service, wherever that is."""
+    """API client on a transport: `Remote` for HTTP, `Local` for a database file."""
 
     def __init__(self, transport: Remote | Local) -> None:
         self._transport = transport
@@ -345,102 +345,102 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of what is held for requests, if anything is."""
+        """Close the transport."""
         self._transport.close()
 
     def request(
-        self, method: str, path: str, body: Any = None, *, kind: str = JSON, accept: str = JSON, same: str = ""
+        self, method: str, path: str, body: Any = None, *, kind: str = JSON, accept: str = JSON, request_key: str = ""
     ) -> Reply:
-        """Return the answer to a request that the service grants.
+        """Send a request and return its response, which has a 2xx status.
 
-        :param path: below /api/v1, or a link of an answer's. :param body: bytes of that kind, or what JSON can tell.
-        :param same: an Idempotency-Key, to ask again for what was asked for under it.
-        :raises Refused: when the answer is an error. :raises Unavailable: when there is none.
-        :raises ValueError: for a body that JSON cannot tell.
+        :param path: a path below /api/v1, or a link from a response. :param kind: the Content-Type of the body.
+        :param body: bytes of that type, a value to encode as JSON, or None. :param request_key: an Idempotency-Key.
+        :raises Refused: if the status is not 2xx. :raises Unavailable: if there is no response.
+        :raises ValueError: if the body cannot be encoded as JSON.
         """
         headers = {"Accept": accept}
         if body is not None:
-            body = body if isinstance(body, bytes) else in_json(body)
+            body = body if isinstance(body, bytes) else encode_json(body)
             headers["Content-Type"] = kind
-        if same:
-            headers["Idempotency-Key"] = same
-        answer = self._transport.send(method, path if path.startswith("/") else f"{API}/{path}", body, headers)
-        if 200 <= answer.status < 300:
-            return answer
-        raise refusal_of(answer, self.where)
+        if request_key:
+            headers["Idempotency-Key"] = request_key
+        response = self._transport.send(method, path if path.startswith("/") else f"{API}/{path}", body, headers)
+        if 200 <= response.status < 300:
+            return response
+        raise refusal_of(response, self.where)
 
     def get(self, path: str, **query: Any) -> Reply:
-        """Return the response for a path, with query parameters."""
+        """Send a GET request and return its response; `query` has parameters with Python's names (`fail_on`)."""
         return self.request("GET", f"{path}?{query_of(**query)}" if query else path)
 
     def walk(self, path: str, **filters: Any) -> Iterator[Reply]:
-        """Yield the pages of a list that match the filters."""
+        """Yield the response for each page of a list with these filters, following the `next` links."""
         link: str | None = f"{path}?{query_of(**filters, limit=LISTED)}"
         while link:
             page = self.get(link)
             yield page
-            link = page.read(Linked).next
+            link = page.read(NextLink).next
 
     def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[Item]:
-        """Yield all tasks that match the filters, page by page; a list matches any of its values."""
+        """Yield all tasks that match every filter, page by page; a filter with a sequence matches any of its values."""
         for page in self.walk("tasks", **filters):
             yield from page.item().tasks
 
 
 @contextmanager
-def hurried(seconds: float) -> Iterator[None]:
-    """Try what a block asks for again for so long at most, and wait no longer for an answer."""
-    before = HURRY.set(seconds)
+def limit_time(seconds: float) -> Iterator[None]:
+    """Limit the retries and the response time of every HTTP request in the block to a number of seconds."""
+    before = TIME_LIMIT.set(seconds)
     try:
         yield
     finally:
-        HURRY.reset(before)
+        TIME_LIMIT.reset(before)
 
 
-def in_json(value: Any, what: str = "a request") -> bytes:
-    """Return a value as JSON. :raises ValueError: for what it has no word for, such as NaN and lone surrogates."""
+def encode_json(value: Any, what: str = "the request body") -> bytes:
+    """Encode a value, named `what` in errors, as JSON. :raises ValueError: for NaN, a lone surrogate or other types."""
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=built_in)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what} cannot be told in JSON: {error}") from error
+        raise ValueError(f"{what} cannot be encoded as JSON: {error}") from error
 
 
 def built_in(value: Any) -> Any:
-    """Return a typed value in the types that JSON has. :raises TypeError: for one that is no data."""
+    """Convert a Struct, date or the like to JSON's types. :raises TypeError: for bytes and for unsupported types."""
     if isinstance(value, bytes):
-        raise TypeError("bytes are no text; decode them")
+        raise TypeError("bytes must be decoded to str first")
     return msgspec.to_builtins(value)
 
 
-def first_of(texts: Sequence[str], most: int, between: str) -> str:
-    """Return so many of some texts as one, and that there are more."""
+def join_first(texts: Sequence[str], most: int, between: str) -> str:
+    """Join the first `most` texts with `between`; append " …" if there are more texts."""
     return between.join(texts[:most]) + (" …" if len(texts) > most else "")
 
 
-class ToldError(Struct):
-    """What is read of an error."""
+class ProblemDetails(Struct):
+    """The members that the client reads of an error response (RFC 9457)."""
 
     code: str = ""
     detail: str = ""
-    errors: list[ToldProblem] = []
+    errors: list[Problem] = []
 
 
-def refusal_of(answer: Reply, where: str) -> Refused:
-    """Return what the service that is there refused a request with."""
-    if 300 <= answer.status < 400:
-        place = answer.headers.get("location", "another place")
-        return Refused(answer.status, "", f"{where} redirects to {place}; say the service's own URL")
+def refusal_of(response: Reply, where: str) -> Refused:
+    """Convert an error or redirect response of the service at `where` into a `Refused` error."""
+    if 300 <= response.status < 400:
+        place = response.headers.get("location", "another URL")
+        return Refused(response.status, "", f"{where} redirects to {place}; use the service's own URL")
     try:
-        told: ToldError = msgspec.json.decode(answer.body, type=ToldError)
+        details: ProblemDetails = msgspec.json.decode(response.body, type=ProblemDetails)
     except NOT_JSON:
-        told = ToldError()
-    if not told.detail:
-        words = f"{answer.status} {http.client.responses.get(answer.status, '')}".strip()
-        return Refused(answer.status, "", f"{where} answers {words}, and not as a Findings Task Service does")
-    problems = [f"{each.pointer} {each.detail}" for each in told.errors if each.pointer]
-    message = f"{told.detail} {first_of(problems, LISTED_PROBLEMS, '; ')}".strip()
-    return Refused(answer.status, told.code, message, told.errors, told.detail)
+        details = ProblemDetails()
+    if not details.detail:
+        words = f"{response.status} {http.client.responses.get(response.status, '')}".strip()
+        return Refused(response.status, "", f"{where} returned {words}, not in the error format of the service")
+    problems = [f"{each.pointer} {each.detail}" for each in details.errors if each.pointer]
+    message = f"{details.detail} {join_first(problems, LISTED_PROBLEMS, '; ')}".strip()
+    return Refused(response.status, details.code, message, details.errors, details.detail)
 
 
 # ---------------------------------------------------------------------------
@@ -452,200 +452,193 @@ STOPPING = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if
 
 
 class Stopped(SystemExit):
-    """A signal ends the program: uncaught, with exit code 1 and a line that names the signal."""
+    """Exit caused by a signal; if it is not caught, the exit code is 1 and the message names the signal."""
 
 
 def stop(number: int, _: object) -> NoReturn:
-    """End the program as an error does, so that its run ends too. One signal is enough for that."""
+    """Raise `Stopped`, so that open runs end as failed, and ignore all further stop signals."""
     for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
     raise Stopped(f"stopped by {signal.Signals(number).name}")
 
 
 def stoppable() -> AbstractContextManager[None]:
-    """Turn the signals that end a process into `Stopped`, but for those that it was started to ignore.
+    """Return a context manager in which SIGTERM, SIGINT and SIGHUP raise `Stopped`, except signals ignored before.
 
-    For the main thread, which alone may say what signals do.
+    For the main thread only: Python allows no other thread to set signal handlers.
     """
     return handled_by(stop)
 
 
 @contextmanager
 def handled_by(handler: Callable[..., Any] | signal.Handlers) -> Iterator[None]:
-    """Give another handler to the signals that end a process, but for those that are ignored, or not Python's."""
+    """Replace the stop signals' handlers in the block, except of signals that are ignored or handled outside Python."""
     known = {each: signal.getsignal(each) for each in STOPPING}
-    heeded = [each for each in known if known[each] not in (signal.SIG_IGN, None)]
+    handled = [each for each in known if known[each] not in (signal.SIG_IGN, None)]
     try:
-        for each in heeded:
+        for each in handled:
             signal.signal(each, handler)
         yield
     finally:
-        for each in heeded:
+        for each in handled:
             signal.signal(each, known[each])
 
 
-def undisturbed() -> AbstractContextManager[None]:
-    """Ignore the signals that end a process while it does what is left, in bounded time. In other threads, nothing."""
+def signals_ignored() -> AbstractContextManager[None]:
+    """Return a context manager that ignores stop signals in its block; outside the main thread, it does nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     return handled_by(signal.SIG_IGN) if is_main else nullcontext()
 
 
 # ---------------------------------------------------------------------------
-# What a finding is known by
+# Identity of a finding
 # ---------------------------------------------------------------------------
 
 READABLE = 64  # characters of a rule in an externalId
 NOT_READABLE = re.compile(r"[^A-Za-z0-9._]+")
 
 
-def folded(text: str) -> str:
-    """Return text in Unicode's form C, with every run of white space as one space and none around it."""
+def normalized_text(text: str) -> str:
+    """Return text in Unicode form NFC, stripped, with each sequence of white space as one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def plain_path(path: str) -> str:
-    """Return a path with `/` between its parts, without `.`, and without `..` where that can be."""
+def normalized_path(path: str) -> str:
+    """Return a path with `/` as separator, without `.`, and with each `..` resolved if possible."""
     plain = posixpath.normpath(unicodedata.normalize("NFC", path).replace("\\", "/"))
     return "" if plain == "." else re.sub("^//", "/", plain)
 
 
-def fingerprint(
-    rule: str,
-    path: FileName = "",
-    snippet: str = "",
-    *,
-    occurrence: int = 1,
-    root: FileName = "",
-) -> str:
-    """Return an externalId for a finding: the same as long as its rule, its file and the offending text are.
+def fingerprint(rule: str, path: FileName = "", snippet: str = "", *, occurrence: int = 1, root: FileName = "") -> str:
+    """Return a stable externalId, computed from a finding's rule, path and offending text.
 
-    Moved lines, other indentation, a reworded message, a new severity and another machine do not change it.
+    Moved lines, different indentation, a reworded message, another severity or another machine do not change it.
 
-    :param rule: the rule, or the class of problem in an agent's own vocabulary.
-    :param path: where it is, by name: a file, or a page, a function, a CSS selector.
+    :param rule: the rule's id, or an agent's own name for the class of problem.
+    :param path: the name of the location: a file, or a page, a function, a CSS selector.
     :param snippet: the offending text, without line numbers.
-    :param occurrence: 1 for the first of several that are the same in all that, 2 for the second.
-    :param root: the checkout; it and a path below it count as relative to it.
-    :returns: the rule and a hash, 97 characters of ASCII at most, and the occurrence from the second on.
+    :param occurrence: the number among findings with the same rule, path and snippet, from 1; below 1 is a ValueError.
+    :param root: the top folder of the checkout; paths below it are made relative to it.
+    :returns: the rule, shortened, and a hash: at most 97 ASCII characters, plus the occurrence if it is above 1.
     """
     if occurrence < 1:
-        raise ValueError(f"occurrence is {occurrence}; the first one is 1")
-    place, top = plain_path(os.fspath(path)), plain_path(os.fspath(root)).rstrip("/")
+        raise ValueError(f"occurrence must be at least 1, not {occurrence}")
+    place, top = normalized_path(os.fspath(path)), normalized_path(os.fspath(root)).rstrip("/")
     place = f"{place}/".removeprefix(f"{top}/").removesuffix("/") if top else place
-    known_by = json.dumps((folded(rule), place, folded(snippet)))  # so that no two lists come to one text
-    name = NOT_READABLE.sub("-", folded(rule)).strip("-")[:READABLE]
-    return numbered("-".join(filter(None, (name, hashlib.sha256(known_by.encode()).hexdigest()[:32]))), occurrence)
+    hashed = json.dumps((normalized_text(rule), place, normalized_text(snippet)))  # unambiguous, unlike joined texts
+    name = NOT_READABLE.sub("-", normalized_text(rule)).strip("-")[:READABLE]
+    return numbered("-".join(filter(None, (name, hashlib.sha256(hashed.encode()).hexdigest()[:32]))), occurrence)
 
 
 def numbered(identity: str, occurrence: int) -> str:
-    """Return the externalId of the first, second … finding of an identity."""
+    """Return the externalId of an occurrence of an identity; occurrences after the first get their number appended."""
     return identity if occurrence == 1 else f"{identity}-{occurrence}"
 
 
 # ---------------------------------------------------------------------------
-# A run, and what it reports
+# Runs and their findings
 # ---------------------------------------------------------------------------
 
-BATCH = 200  # findings that go out together
+BATCH = 200  # findings per request
 BATCH_BYTES = 1024 * KIB
 LISTED_FINDINGS = 3
 LISTED_TITLE = 60
 
-Parts: TypeAlias = Iterable[Object | str] | Object  # several, or one; a text is one, too
+Parts: TypeAlias = Iterable[Object | str] | Object  # several items or a single one; a text counts as one item
 
 
 class RefusedFinding(Struct):
-    """A finding that the service did not take: what was sent, and what is wrong with it, with pointers into that."""
+    """A finding that the service rejected, as sent, with its problems; their pointers are relative to the finding."""
 
     finding: Json
-    problems: list[ToldProblem]
+    problems: list[Problem]
 
     def __str__(self) -> str:
-        title, known_as = str(self.finding.get("title"))[:LISTED_TITLE], self.finding.get("externalId")
-        told = "; ".join(f"{each.pointer} {each.detail}".strip() for each in self.problems[:LISTED_PROBLEMS])
-        return f"{title!r}{f' ({known_as})' if known_as else ''}: {told}"
+        title, external_id = str(self.finding.get("title"))[:LISTED_TITLE], self.finding.get("externalId")
+        details = "; ".join(f"{each.pointer} {each.detail}".strip() for each in self.problems[:LISTED_PROBLEMS])
+        return f"{title!r}{f' ({external_id})' if external_id else ''}: {details}"
 
 
 class FindingsRefused(Refused):
-    """The service did not take some findings of a run; it has all others that were sent until now."""
+    """Error for rejected findings of a run; the service has stored all others that were sent."""
 
     def __init__(self, refusal: Refused, findings: Sequence[RefusedFinding]) -> None:
         several = f"{len(findings)} findings were" if len(findings) > 1 else "a finding was"
-        listed = first_of([*map(str, findings)], LISTED_FINDINGS, ", and ")
+        listed = join_first([*map(str, findings)], LISTED_FINDINGS, ", and ")
         problems = [problem for each in findings for problem in each.problems]
         super().__init__(refusal.status, refusal.code, f"{several} refused: {listed}", problems)
         self.findings = findings
 
 
 class Batch(Struct):
-    """Findings, as JSON, that go out together, under one Idempotency-Key: once sent, it stays as it is."""
+    """Encoded findings for one request with one Idempotency-Key; no finding is added after the first try."""
 
     findings: list[bytes]
     key: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
     is_sent: bool = False
 
     def has_room(self, finding: bytes = b"") -> bool:
-        """Whether it can take another finding. The first one always fits."""
+        """Return whether this finding can be added: never after the first try, always as the batch's first finding."""
         size = sum(map(len, self.findings)) + len(finding)
         return not self.is_sent and (not self.findings or (len(self.findings) < BATCH and size < BATCH_BYTES))
 
 
 IN_A_BATCH = re.compile(r"/tasks/([0-9]+)(/.*)?", re.DOTALL)
-TOGETHER = "extension_check_timeout"  # names the finding at which the time of all was over
+CHECK_TIMEOUT = "extension_check_timeout"  # its pointer names the finding at which the time for the whole batch ran out
 
 
-def parted(batch: Batch, refusal: Refused) -> tuple[list[RefusedFinding], list[Batch]]:
-    """Return the findings of a batch that a refusal is about, and the batches that the others come to.
+def split_batch(batch: Batch, refusal: Refused) -> tuple[list[RefusedFinding], list[Batch]]:
+    """Return the rejected findings of a batch, and new batches of the other findings.
 
-    A refusal that may be about all of them together (a body that is too large, extensions that took too long to check,
-    whichever was the last) halves the batch, down to one.
+    An error that may concern the batch as a whole (a body that is too large, or a timeout of the extension check)
+    halves the batch instead, until a batch has a single finding.
     """
-    problems = dict[int, list[ToldProblem]]()
+    problems = dict[int, list[Problem]]()
     for each in refusal.problems:
         found = IN_A_BATCH.fullmatch(each.pointer)
         if found and int(found[1]) < len(batch.findings):
             problems.setdefault(int(found[1]), []).append(msgspec.structs.replace(each, pointer=found[2] or ""))
-    if (not problems or refusal.code == TOGETHER) and len(batch.findings) > 1:
+    if (not problems or refusal.code == CHECK_TIMEOUT) and len(batch.findings) > 1:
         middle = len(batch.findings) // 2
         return [], [Batch(batch.findings[:middle]), Batch(batch.findings[middle:])]
-    problems = problems or {0: [ToldProblem(str(refusal))]}
-    refused = [RefusedFinding(msgspec.json.decode(batch.findings[n]), told) for n, told in sorted(problems.items())]
-    rest = [each for number, each in enumerate(batch.findings) if number not in problems]
-    return refused, [Batch(rest)] if rest else []
+    problems = problems or {0: [Problem(str(refusal))]}
+    refused = [RefusedFinding(msgspec.json.decode(batch.findings[n]), found) for n, found in sorted(problems.items())]
+    others = [each for number, each in enumerate(batch.findings) if number not in problems]
+    return refused, [Batch(others)] if others else []
 
 
-def as_sent(**given: Any) -> Json:
-    """Return what was given under the names of the API; None means left out."""
-    return {in_camel_case(name): value for name, value in given.items() if value is not None}
+def to_api_names(**given: Any) -> Json:
+    """Return the arguments with API names (camelCase), without those that are None."""
+    return {to_camel_case(name): value for name, value in given.items() if value is not None}
 
 
-def in_camel_case(name: str) -> str:
-    """Return a name of Python's as the API has it."""
+def to_camel_case(name: str) -> str:
+    """Convert a Python name (snake_case) to the API's name (camelCase)."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 def quoted(id: str) -> str:
-    """Return an id as one part of a path. Of a slash nothing is found: servers take one for a slash, however quoted."""
+    """Quote an id as a path segment. A slash is quoted twice, because servers split paths at %2F; no id has one."""
     return quote(id.replace("/", "%2F"), safe="", errors="replace")
 
 
 def query_of(**given: Any) -> str:
-    """Return query parameters of the API; a list repeats one."""
-    sent = as_sent(**given).items()
+    """Return the arguments as a query string with API names, without those that are None; a list repeats its name."""
+    sent = to_api_names(**given).items()
     words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in sent}
     return urlencode(words, doseq=True)
 
 
-# The lists of a finding, of which one item will do, too, and the member that a text alone is of an item.
+# List fields of a finding, which also accept a single item, and the item's member that stores a bare text.
 LISTS_OF_FINDING = {"evidence": "content", "remediation": "instruction", "successCriteria": "description", "tags": ""}
 
 
-def as_taken(finding: Object) -> Json:
-    """Return a finding, under the API's names, as the service takes it.
+def normalize(finding: Object) -> Json:
+    """Convert a finding with API names to the form that the service accepts.
 
-    One item or a text alone is good for a list, and a severity with capitals. What is no such thing stays for the
-    service to refuse.
+    A single item or text becomes a list, a text becomes an item, the severity becomes lower case, and an empty list is
+    left out. Other invalid values are unchanged: the service rejects them.
     """
     taken = dict(finding)
     for name, text in LISTS_OF_FINDING.items():
@@ -659,7 +652,7 @@ def as_taken(finding: Object) -> Json:
 
 
 def as_list(given: Any) -> Any:
-    """Return a list of several items, or of one alone, and anything else as it is."""
+    """Return an iterable as a list, a text, mapping or Struct as a list of one, and other values unchanged."""
     if isinstance(given, (str, Mapping, Struct)):
         return [given]
     return list(given) if isinstance(given, Iterable) else given
@@ -669,38 +662,34 @@ REASON = 1000  # characters of a run's statusReason
 
 
 def status_reason(error: BaseException) -> str:
-    """Return what a failed run tells of the exception that ended it, as the service takes it."""
+    """Return a statusReason that describes the exception that ended a run, in a form that the service accepts."""
     try:
-        told = str(error)
-    except Exception:  # it is somebody else's, and must not hide itself
-        told = ""
+        text = str(error)
+    except Exception:  # another library's `__str__` failed; the error of the run must still be raised
+        text = ""
     name = type(error).__name__
-    if not told or not isinstance(error, (Refused, Unavailable, SystemExit)):
-        told = f"{name}: {told}" if told else name
-    return told.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:REASON]
+    if not text or not isinstance(error, (Refused, Unavailable, SystemExit)):
+        text = f"{name}: {text}" if text else name
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:REASON]
 
 
-LAST_TRIES = 5.0  # seconds, to say that a run has failed
-BATCH_AGE = 10.0  # seconds since findings last went out, so that those of a slow agent show before its end
+LAST_TRIES = 5.0  # seconds to send the last findings and to set a run to failed
+BATCH_AGE = 10.0  # seconds between sends, so that a slow agent's findings are visible before its run ends
 
 
 class RunSession:
-    """A run, for the length of a `with` block: completed when that ends, failed with the reason when it raises.
+    """A run that lasts for a `with` block: completed when the block ends, failed with the reason if it raises.
 
-    What is submitted is gathered, and goes out in batches. Several threads may submit.
+    Submitted findings are collected and sent in batches. Several threads may submit. `start` is the body of the request
+    that starts the run. `gate` has the API's options for the verdict.
     """
 
     def __init__(
-        self,
-        service: Client,
-        start: Object,
-        *,
-        resolve_missing: bool = False,
-        gate: Object | None = None,
+        self, service: Client, start: Object, *, resolve_missing: bool = False, gate: Object | None = None
     ) -> None:
         self._service, self._resolve_missing, self._gate = service, resolve_missing, gate
-        self._begin = partial(service.request, "POST", "runs", in_json(start), same=str(uuid.uuid4()))
-        self._told: Item | None = None
+        self._begin = partial(service.request, "POST", "runs", encode_json(start), request_key=str(uuid.uuid4()))
+        self._run: Item | None = None
         self._is_over = False
         self._lock = threading.RLock()
         self._batches = list[Batch]()
@@ -710,18 +699,18 @@ class RunSession:
         self._occurrences = Counter[str]()
 
     def __enter__(self) -> Self:
-        if self._told is not None or self._is_over:
-            raise RuntimeError("a run has one block; findings.run(…) gives the next run")
+        if self._run is not None or self._is_over:
+            raise RuntimeError("a run can be used in only one `with` block; call findings.run(…) for another run")
         try:
             self._start()
         except BaseException as error:
-            if not isinstance(error, Refused) or error.status in PASSING:  # it may have been started all the same
+            if not isinstance(error, Refused) or error.status in RETRIED_STATUSES:  # the service may have started it
                 self._fail(error)
             raise
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._is_over = True  # what another thread submits from now on would not go out any more
+        self._is_over = True  # findings that another thread submits from now on would not be sent
         if error is not None:
             self._fail(error)
             return
@@ -739,16 +728,16 @@ class RunSession:
 
     @property
     def submitted(self) -> Item:
-        """What became of the findings that were sent so far."""
+        """The run's counts of created, updated, reopened, unchanged and resolved findings so far."""
         found: Item = self._started.submitted
         return found
 
     @property
     def summary(self) -> Item:
-        """The tasks of the run, by severity and status, when it ended. :raises RuntimeError: before that."""
-        if self._told is None or "summary" not in self._told:
-            raise RuntimeError("a run has its summary when its block has ended")
-        found: Item = self._told.summary
+        """Counts of the run's tasks by severity and status at its end. :raises RuntimeError: before the run ended."""
+        if self._run is None or "summary" not in self._run:
+            raise RuntimeError("the summary is available only after the run's `with` block has ended")
+        found: Item = self._run.summary
         return found
 
     def submit(
@@ -767,18 +756,18 @@ class RunSession:
         location: str | None = None,
         tags: Iterable[str] = (),
     ) -> None:
-        """Report a finding. It is sent with others: when there are enough, after some seconds, or when the block ends.
+        """Add a finding to a batch. It is sent if full, if the last one was sent 10 s ago, or at the block's end.
 
-        :param severity: capitals, as a model writes them in `High`, do no harm.
-        :param external_id: what it is known by from run to run, see `fingerprint`; without it, it is always new.
-        :param evidence: what shows it; a text is the content. :param remediation: steps in their order.
-        :param success_criteria: what must be true after the fix.
-        :param rule: what it breaks. :param location: where, as `src/app.py:42`. :param tags: several, or one text.
-        :raises FindingsRefused: for findings, this one or earlier ones, that the service does not take.
-        :raises Refused: when it takes none. :raises Unavailable: when it cannot be reached. Both: they are kept, and
-            sent again with the next ones. :raises ValueError: for a finding that JSON cannot tell.
+        :param severity: case is ignored, because models write `High`.
+        :param external_id: the finding's id in every run, see `fingerprint`; without it, each report is a new finding.
+        :param evidence: a text becomes an item's content. :param remediation: steps in order.
+        :param success_criteria: conditions that must hold after the fix. :param tags: several, or one text.
+        :param rule: the rule that the finding breaks. :param location: such as `src/app.py:42`.
+        :raises FindingsRefused: if the service rejects this finding or earlier ones.
+        :raises Refused: if it rejects the whole request. :raises Unavailable: if it cannot be reached. After these two,
+            findings are kept and sent with the next ones. :raises ValueError: if JSON cannot represent the finding.
         """
-        given = as_sent(
+        given = to_api_names(
             title=title,
             severity=severity,
             external_id=external_id,
@@ -793,13 +782,13 @@ class RunSession:
             tags=tags,
         )
         try:
-            encoded = in_json(as_taken(given), f"the finding {title!r}")
+            encoded = encode_json(normalize(given), f"the finding {title!r}")
         except ValueError:
-            self._resolve_missing = False  # what could not be told is not gone
+            self._resolve_missing = False  # this finding is not sent, but still exists
             raise
         with self._lock:
-            if self._is_over or self._told is None:
-                raise RuntimeError("a finding is submitted inside the run's block")
+            if self._is_over or self._run is None:
+                raise RuntimeError("submit() must be called inside the run's `with` block")
             if not self._batches or not self._batches[-1].has_room(encoded):
                 self._batches.append(Batch([]))
             self._batches[-1].findings.append(encoded)
@@ -808,17 +797,17 @@ class RunSession:
                 self.flush()
 
     def fingerprint(self, rule: str, path: FileName = "", snippet: str = "", *, root: FileName = "") -> str:
-        """Return a `fingerprint`, with the number of its occurrence in this run."""
+        """Return the `fingerprint`; its occurrence counts this run's calls with the same rule, path and snippet."""
         identity = fingerprint(rule, path, snippet, root=root)
         with self._lock:
             self._occurrences[identity] += 1
             return numbered(identity, self._occurrences[identity])
 
     def flush(self) -> None:
-        """Send what is gathered. What is wrong with some findings does not keep the others back.
+        """Send the collected findings. Invalid findings do not prevent the others from being stored.
 
-        :raises FindingsRefused: for those that the service does not take. :raises Refused: when it takes none.
-        :raises Unavailable: when it cannot be reached.
+        :raises FindingsRefused: if the service rejects some findings. :raises Refused: if it rejects the whole request.
+        :raises Unavailable: if it cannot be reached.
         """
         with self._lock:
             while self._batches:
@@ -829,86 +818,85 @@ class RunSession:
                 raise FindingsRefused(self._refusal, refused)
 
     def gate(self, *, fail_on: Severity | Literal["none"] = "high", only: Literal["new", "all"] = "new") -> Item:
-        """Return whether the run may pass: whether nothing so severe is new beside the main line, or at all."""
+        """Return the gate; its `pass_` is false if a new finding (for "all": any) has severity `fail_on` or higher."""
         return self._service.get(f"runs/{quoted(self.id)}/gate", fail_on=fail_on, only=only).item()
 
     @property
     def _started(self) -> Item:
-        if self._told is None:
-            raise RuntimeError("a run starts with its block: with findings.run(…) as run")
-        return self._told
+        if self._run is None:
+            raise RuntimeError("the run has not started; use a `with` block: with findings.run(…) as run")
+        return self._run
 
     def _start(self) -> None:
-        if self._told is None:
-            self._told = self._begin().item()
+        if self._run is None:
+            self._run = self._begin().item()
             self._last_sent = time.monotonic()
 
     def _send(self, batch: Batch) -> None:
         batch.is_sent = True
         body = b'{"tasks":[' + b",".join(batch.findings) + b"]}"
         try:
-            answer = self._service.request("POST", f"runs/{quoted(self.id)}/tasks", body, same=batch.key)
+            response = self._service.request("POST", f"runs/{quoted(self.id)}/tasks", body, request_key=batch.key)
         except Refused as error:
             if error.status != 413 and not (error.status in (400, 422) and error.code):
-                raise  # it is not about some findings of the batch, but about all that would ever come
-            refused, self._batches[:1] = parted(batch, error)
+                raise  # not about single findings: any other batch would fail, too
+            refused, self._batches[:1] = split_batch(batch, error)
             self._refused += refused
             self._refusal = error
-            self._resolve_missing = False  # what was refused is not gone
+            self._resolve_missing = False  # rejected findings are not stored, but still exist
             return
-        done = answer.item()
+        done = response.item()
         for name in ("created", "updated", "reopened", "unchanged"):
             self.submitted[name] += done[name]
         del self._batches[0]
 
     def _finish(self, **how: Any) -> None:
-        answer = self._service.request("PATCH", f"runs/{quoted(self.id)}", as_sent(**how))
-        self._told = answer.item()
+        response = self._service.request("PATCH", f"runs/{quoted(self.id)}", to_api_names(**how))
+        self._run = response.item()
 
     def _fail(self, error: BaseException) -> None:
-        """Send what is gathered and leave the run failed, as far as that can be done now; the error tells the rest."""
+        """Send the collected findings and set the run to failed; each step that fails becomes a note of the error."""
         self._is_over = True
         finish = partial(self._finish, status="failed", status_reason=status_reason(error))
         steps = (
-            ("whether the run was started is not known", self._start),
+            ("the run may not have been started", self._start),
             ("findings of the run were not stored", self.flush),
-            ("the run was not finished as failed", finish),
+            ("the run was not set to failed", finish),
         )
-        with undisturbed(), hurried(LAST_TRIES):
+        with signals_ignored(), limit_time(LAST_TRIES):
             for otherwise, step in steps:
                 try:
                     step()
                 except Exception as problem:
                     error.add_note(f"{otherwise}: {problem}")
-                if self._told is None:
+                if self._run is None:
                     break
 
 
 # ---------------------------------------------------------------------------
-# All that an agent needs
+# The client for agents
 # ---------------------------------------------------------------------------
 
 MARKDOWN = "text/markdown"
 
 
 class Findings(Client):
-    """The service for an agent: `with Findings() as findings, findings.run("bandit") as run: run.submit(…)`.
+    """Client for agents: `with Findings() as findings, findings.run("bandit") as run: run.submit(…)`.
 
-    :param url: where it is; else FINDINGS_URL, else http://127.0.0.1:8000. :param key: else FINDINGS_KEY.
-    :param db: a database file to use in this process, without a server and a key; it is made when it is not there.
-    :raises ConfigurationError: for a URL, a key or a file that cannot be used.
-
-    Every method raises `Refused` for what the service does not grant, and `Unavailable` when it cannot be reached.
+    :param url: default: FINDINGS_URL, else http://127.0.0.1:8000. :param key: the API key; default: FINDINGS_KEY.
+    :param db: a database file to use in this process, without a server or API key; created if it does not exist.
+    :raises ConfigurationError: if the URL, the key or the file cannot be used. Every method raises `Refused` for an
+        error response, and `Unavailable` if the service cannot be reached.
     """
 
     def __init__(self, url: str = "", key: str = "", *, db: str = "") -> None:
         if db and (url or key):
-            raise ConfigurationError("say a url and its key, or a db, not both")
+            raise ConfigurationError("pass either a url and its key or a db, not both")
         if db:
             transport: Remote | Local = Local(db, new=True, by="agent")
         else:
             url = url or os.environ.get("FINDINGS_URL", "").strip() or DEFAULT_URL
-            transport = Remote(url, key or key_of_environment(), first_tries=FIRST_TRIES)
+            transport = Remote(url, key or key_from_environment(), first_tries=FIRST_TRIES)
         super().__init__(transport)
 
     def register(
@@ -919,8 +907,8 @@ class Findings(Client):
         description: str | None = None,
         extension_schema: Object | None = None,
     ) -> Item:
-        """Register a project type. The same definition again is good; another one under its name is refused (409)."""
-        body = as_sent(name=name, label=label, description=description, extension_schema=extension_schema)
+        """Register a project type; the same definition may be repeated, another of that name raises `Refused` (409)."""
+        body = to_api_names(name=name, label=label, description=description, extension_schema=extension_schema)
         return self.request("POST", "project-types", body).item()
 
     def run(
@@ -932,35 +920,35 @@ class Findings(Client):
         metadata: Object | None = None,
         resolve_missing: bool = False,
     ) -> RunSession:
-        """Return a run, which starts when its `with` block does, and ends with it.
+        """Return a run that starts and ends with its `with` block.
 
-        :param target_url: what is examined, a part of every finding's identity. :param branch: None is the main line.
-        :param resolve_missing: resolve what the run did not report any more when it completes, unless findings of it
-            were refused.
+        :param target_url: the examined site or repository, part of each finding's identity.
+        :param branch: None for the main line. :param resolve_missing: when the run completes, resolve findings that it
+            did not report, unless some of its findings were rejected.
         """
-        start = as_sent(project_type=project_type, target_url=target_url, branch=branch, metadata=metadata)
+        start = to_api_names(project_type=project_type, target_url=target_url, branch=branch, metadata=metadata)
         return RunSession(self, start, resolve_missing=resolve_missing)
 
     def brief(self, project_type: str, **query: Unpack[BriefQuery]) -> Item:
-        """Return the known findings of a type and target, and the decisions about them."""
+        """Return the brief: known findings of a project type and target, and the decisions about them."""
         return self.get("brief", project_type=project_type, **query).item()
 
     def brief_text(self, project_type: str, **query: Unpack[BriefQuery]) -> str:
-        """Return the same as a text for a prompt, in which a fence encloses what others wrote."""
+        """Return the brief as text for a prompt, in which a fenced code block encloses text of other authors."""
         asked = query_of(project_type=project_type, **query)
-        answer = self.request("GET", f"brief?{asked}", accept=MARKDOWN)
-        if not answer.headers.get("content-type", "").startswith(MARKDOWN):
+        response = self.request("GET", f"brief?{asked}", accept=MARKDOWN)
+        if not response.headers.get("content-type", "").startswith(MARKDOWN):
             raise Unavailable(
-                f"{self.where} does not write {MARKDOWN}: markdown.py of findings_adapters is not installed"
+                f"{self.where} cannot return {MARKDOWN}: its module findings_adapters/markdown.py is not installed"
             )
-        return answer.body.decode()
+        return response.body.decode()
 
     def task(self, id: str) -> Item:
-        """Return a whole task."""
+        """Return a task with all its fields."""
         return self.get(f"tasks/{quoted(id)}").item()
 
     def history(self, id: str) -> Iterator[Item]:
-        """Give what happened to a task, oldest first."""
+        """Yield the history entries of a task, oldest first."""
         for page in self.walk(f"tasks/{quoted(id)}/history"):
             yield from page.item().history
 
@@ -973,22 +961,22 @@ class Findings(Client):
         comment: str | None = None,
         assignee: str | None = None,
     ) -> Item:
-        """Decide about a task, with a key of level full; assignee "" is nobody.
+        """Update a task, with a key of level full. None leaves a field unchanged; assignee "" unassigns the task.
 
-        Where the answer is lost on the way it is done again, and a comment stands in the history twice.
+        An update with a comment has an Idempotency-Key, so a retry after a lost response does not repeat the comment.
         """
-        body = as_sent(status=status, reason=reason, comment=comment, assignee=assignee)
+        body = to_api_names(status=status, reason=reason, comment=comment, assignee=assignee)
         return self.request("PATCH", f"tasks/{quoted(id)}", body).item()
 
 
-FIRST_TRIES = 3  # for an agent, before anything has answered: it is more often a wrong URL than a restart
+FIRST_TRIES = 3  # retries before the first response: then a wrong URL is more likely than a restart
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-def key_of_environment() -> str:
-    """Return the key that the environment has. :raises ConfigurationError: when it has none."""
+def key_from_environment() -> str:
+    """Return the API key from FINDINGS_KEY. :raises ConfigurationError: if the variable is not set, or blank."""
     if key := os.environ.get("FINDINGS_KEY", "").strip():
         return key
     raise ConfigurationError(
-        "FINDINGS_KEY is not set: a service wants a key, its first one or one of `findings-service keys create`"
+        "FINDINGS_KEY is not set; use the key that the first `serve` printed, or run: findings-service keys create NAME"
     )

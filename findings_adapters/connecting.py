@@ -1,4 +1,4 @@
-"""Which service a command speaks to: the options `--url` and `--db`."""
+"""The command-line options `--url` and `--db`, and the client of the service that they select."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import findings_client
-from findings_client import Client, Local, Remote, key_of_environment
+from findings_client import Client, Local, Remote, key_from_environment
 from findings_service import ConfigurationError, environment_option
 
 
@@ -30,23 +30,23 @@ service_options = combined(
         envvar="FINDINGS_URL",
         default="",
         show_default=False,
-        help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
+        help="The URL of a running service to use instead of --db. FINDINGS_KEY must be set to an API key.",
     ),
     environment_option(
-        "--db", envvar="FINDINGS_DB", default="findings.db", help="The database file, without a server."
+        "--db", envvar="FINDINGS_DB", default="findings.db", help="The database file to use without a server."
     ),
 )
 
 
 def typed_options(*names: str) -> set[str]:
-    """Return the names of the options that the command line sets, rather than the environment."""
+    """Return the names of those options that were set on the command line, not by the environment or a default."""
     source = click.get_current_context().get_parameter_source
     return {name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE}
 
 
 @contextmanager
 def core_errors() -> Iterator[None]:
-    """Raise the core's `ConfigurationError` in place of the client's, which does not know the core."""
+    """Convert the client's `ConfigurationError` to the core's, because the client must not import the core."""
     try:
         yield
     except findings_client.ConfigurationError as error:
@@ -54,16 +54,16 @@ def core_errors() -> Iterator[None]:
 
 
 def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Client:
-    """Return a client of the service at a URL, or of a database file. The command line overrides the environment.
+    """Return a client for the service at a URL or on a database file.
 
-    :param new: whether to create a missing file, and to migrate an older one.
-    :param by: the name that histories have for changes made in a file.
-    :raises ConfigurationError: if the key or the file is missing, or if both a URL and a file are given.
+    An option on the command line takes precedence over the environment.
+    :param new: create a missing file or migrate an old one. :param by: the key name that a file's history gets.
+    :raises ConfigurationError: if the key or the file is missing, or the command line has both options.
     """
     typed = typed_options("url", "db")
     if typed == {"url", "db"}:
-        raise ConfigurationError("say --url or --db, not both")
+        raise ConfigurationError("use either --url or --db, not both")
     with core_errors():
         if url and typed != {"db"}:
-            return Client(Remote(url, key_of_environment()))
+            return Client(Remote(url, key_from_environment()))
         return Client(Local(db, new=new, by=by))

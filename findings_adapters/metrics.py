@@ -1,13 +1,12 @@
-"""Figures for Prometheus: how the service does, and where the findings of the client that asks stand.
+"""Prometheus metrics of the service, and of the tasks, runs and webhooks of the API key's client.
 
-They go out in Prometheus's text format 0.0.4 or 1.0.0, or in OpenMetrics, whichever the request asks for
+The format is Prometheus's text format 0.0.4 or 1.0.0, or OpenMetrics, depending on the request's Accept header
 (https://prometheus.io/docs/instrumenting/exposition_formats/,
-https://prometheus.io/docs/specs/om/open_metrics_spec/), under names and in units by its conventions
-(https://prometheus.io/docs/practices/naming/), written by the official client
-(https://prometheus.github.io/client_python/). Requests and groups of writes are counted as they happen; the rest is
-read from the database and its disk when somebody asks.
+https://prometheus.io/docs/specs/om/open_metrics_spec/). Names and units follow its conventions
+(https://prometheus.io/docs/practices/naming/). The official client (https://prometheus.github.io/client_python/)
+writes the text. Requests and commit groups are counted as they happen; other values are read for each request.
 
-No label has anything in it that somebody sent: routes are templates, and methods that HTTP does not know are one.
+Labels contain no text that a caller sent: routes are templates, and methods unknown to HTTP share one value.
 """
 
 from __future__ import annotations
@@ -55,34 +54,35 @@ DURATIONS = "findings_http_request_duration_seconds"
 GROUPS = "findings_commit_group_size"
 HOOKS = "findings_webhooks"
 HELP = {
-    REQUESTS: "Requests that were answered; route is as the API writes it, - for a path that there is not.",
-    DURATIONS: "Seconds from a request's head to its answer.",
+    REQUESTS: "Responses by route (the path's template, or - for an unknown path), method and status.",
+    DURATIONS: "Seconds from the head of a request to its response.",
     GROUPS: "Requests that shared one COMMIT of `serve` on SQLite.",
-    HOOKS: "Webhooks of the key's client: on, retrying what has failed, or off.",
-    "findings_tasks": "Tasks of the key's client, of the main line and of branches.",
-    "findings_runs": "Runs of the key's client, of the main line and of branches.",
-    "findings_last_backup_timestamp_seconds": "When the last good `findings-service backup` began; 0 for never.",
+    HOOKS: "Webhooks of the key's client by state: on, retrying after a failed delivery, or off.",
+    "findings_tasks": "Tasks of the key's client, on the main line and on branches.",
+    "findings_runs": "Runs of the key's client, on the main line and on branches.",
+    "findings_last_backup_timestamp_seconds": "Start of the last successful `findings-service backup`; 0 if none.",
     "findings_database_bytes": "Size of the database, without its WAL.",
-    "findings_wal_bytes": "Size of the WAL: the last commits, which are folded into the database file.",
-    "findings_disk_free_bytes": "Room for the service on the disk that the database file is on.",
-    "findings_build": "1, for the version of the service and of the engine that keeps its data.",
+    "findings_wal_bytes": "Size of the WAL, which holds commits until a checkpoint.",
+    "findings_disk_free_bytes": "Free space for the service on the disk of the database file.",
+    "findings_build": "Always 1; the labels are the versions of the service and of the database engine.",
 }
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the official client's: where several processes count
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's variable: folder of the counts of several processes
 OTHER_METHOD = "other"
-# A version in an Accept header by which the client would fail to choose.
+# A version in an Accept header that prometheus_client cannot parse.
 UNREADABLE = regex.compile(r"version=(?![0-9]{1,4}(\.[0-9]{1,4})*\s*([;,]|$))")
 
 
 def begin_counting(service: Service) -> Any:
-    """Register counters of what a service does, and return their collector: over several processes from files.
+    """Count a service's requests and commit groups from now on. Return the collector of the counts.
 
-    :raises ConfigurationError: where the processes are to meet in no folder.
+    It collects this process's counts, or those of all processes if `METRICS_FOLDER` is set in the environment.
+    :raises ConfigurationError: if that folder is not writable.
     """
     folder = os.environ.get(METRICS_FOLDER)
     if folder and not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"{METRICS_FOLDER}: {folder} is no folder that can be written")
+        raise ConfigurationError(f"{METRICS_FOLDER}: {folder} is not a writable folder")
     registry = prometheus_client.CollectorRegistry()
     requests = prometheus_client.Counter(REQUESTS, HELP[REQUESTS], ("route", "method", "status"), registry=registry)
     durations = prometheus_client.Histogram(
@@ -103,10 +103,10 @@ def begin_counting(service: Service) -> Any:
 
 
 def counted_figures(collector: Any) -> Iterator[Metric]:
-    """Yield the counts, without their creation times and without those of an embedding application."""
+    """Yield this service's metrics from a collector, without creation times. :raises Busy: while a worker starts."""
     try:
         counted = [*collector.collect()]
-    except struct.error:  # by the client, of the file of a worker that is about to begin
+    except struct.error:  # prometheus_client read the incomplete file of a worker that is starting
         raise Busy("A worker is being started") from None
     for metric in counted:
         if metric.name in HELP:
@@ -115,18 +115,18 @@ def counted_figures(collector: Any) -> Iterator[Metric]:
 
 
 def gauge(name: str, values: Mapping[Any, float], labels: Sequence[str] = ()) -> Metric:
-    """Return a figure.
+    """Return the gauge `name`, with one value for each combination of label values.
 
-    :param values: its values by what its labels say, each a tuple of texts.
+    :param values: its values, by the tuple of the values of `labels`.
     """
     metric = GaugeMetricFamily(name, HELP[name], labels=labels)
-    for words, value in values.items():
-        metric.add_metric(words, value)
+    for label_values, value in values.items():
+        metric.add_metric(label_values, value)
     return metric
 
 
 def stored_figures(database: Database, connection: Connection, client_id: str) -> Iterator[Metric]:
-    """Give what is read from the database: by counters, so that it costs the same whatever is stored."""
+    """Yield metrics of a client's tasks, runs and webhooks, and of the last backup. No task or run is scanned."""
     counts = Counter[tuple[str, str, int]]()
     for kind in ("tasks", "runs"):
         for (_, _, status, severity), n in select_cells(connection, client_id, kind, Filter()).items():
@@ -141,14 +141,14 @@ def stored_figures(database: Database, connection: Connection, client_id: str) -
         (client_id,),
     ).fetchall()
     yield gauge(HOOKS, {(state,): n for state, n in states.items()}, ("state",))
-    if "backup" not in database.advice:  # else another program makes them, and notes nothing
+    if "backup" not in database.advice:  # otherwise another program makes backups, and does not record them
         made_at = connection.execute("SELECT made_at FROM backups WHERE id = 1").fetchone()
         seconds = datetime.fromisoformat(made_at[0]).timestamp() if made_at else 0.0
         yield gauge("findings_last_backup_timestamp_seconds", {(): seconds})
 
 
 def size_figures(database: Database) -> Mapping[str, Callable[[], float]]:
-    """Return functions that read the bytes of a database, by the names of metrics; engines may have their own."""
+    """Return functions that read sizes in bytes, by metric name: of an SQLite file, or `figures` of another engine."""
     if not isinstance(database, SQLiteDatabase):
         return getattr(database, "figures", dict)()
     return {
@@ -159,7 +159,7 @@ def size_figures(database: Database) -> Mapping[str, Callable[[], float]]:
 
 
 def figures_of(database: Database) -> Iterator[Metric]:
-    """Yield the figures that are read from the disk, if they can be read, and what runs."""
+    """Yield metrics of the sizes that can be read now, and of the versions of the service and the database engine."""
     for name, read in size_figures(database).items():
         with suppress(OSError):
             yield gauge(name, {(): read()})
@@ -169,22 +169,22 @@ def figures_of(database: Database) -> Iterator[Metric]:
 
 
 def start(service: Service) -> None:
-    """Have a service count, and answer with its figures."""
+    """Start counting the requests of a service, and add the endpoint `/metrics` to it."""
     collector, database = begin_counting(service), service.database
 
     @operation("GET", "/metrics", "read", {200: str})
     def get_metrics(request: ApiRequest) -> Response:
-        """Get figures for Prometheus: of the service, and of the tasks and runs of the key's own client."""
+        """Get Prometheus metrics of the service, and of the tasks, runs and webhooks of the API key's client."""
         accept = request.environ.get("HTTP_ACCEPT", "")
         encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
         with database.reading() as connection:
             stored = [*stored_figures(database, connection, request.client_id)]
-        figures = [*counted_figures(collector), *stored, *figures_of(database)]
-        return make_response(200, encode(SimpleNamespace(collect=lambda: figures)), media_type)
+        metrics = [*counted_figures(collector), *stored, *figures_of(database)]
+        return make_response(200, encode(SimpleNamespace(collect=lambda: metrics)), media_type)
 
     service.router.add(get_metrics)
 
 
 def register() -> None:
-    """Let services count."""
+    """Register the metrics, which start with each service whose setting `metrics` is on."""
     REGISTRY.observers["metrics"] = start

@@ -1,10 +1,9 @@
-"""The page on which people work through findings, in a browser.
+"""The web page on which people triage findings.
 
-It is made of the files in the folder `page` beside this one, plain HTML, CSS and JavaScript modules
-(https://html.spec.whatwg.org/), which use the API alone. This module registers them with the service, which serves
-them unchanged. What findings hold was written by strangers, so each file goes out with a
-Content-Security-Policy (level 3, https://www.w3.org/TR/CSP3/) under which the browser runs the page's own scripts
-alone, and speaks to this service alone, but for pictures.
+The folder `page` contains its files: plain HTML, CSS and JavaScript modules (https://html.spec.whatwg.org/), which use
+only the API. This module registers them with the service, which serves them unchanged. Findings contain untrusted
+text. Therefore each response has a Content-Security-Policy (level 3, https://www.w3.org/TR/CSP3/) that allows scripts
+from this service and connections to it only; images may come from any host.
 """
 
 from __future__ import annotations
@@ -15,16 +14,10 @@ from urllib.parse import quote
 
 import flask
 
-from findings_service import (
-    PAGE_FOLDER,
-    REGISTRY,
-    ApiRequest,
-    Response,
-    WrongMethod,
-)
+from findings_service import PAGE_FOLDER, REGISTRY, ApiRequest, Response, WrongMethod
 
 HEADERS = {
-    # Pictures are evidence; those of other hosts are fetched on a click only.
+    # Evidence may be images of other hosts; the page loads those only after a click.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data: http: https:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,19 +29,19 @@ HEADERS = {
 }
 
 
-def answer(body: bytes, media_type: str, request: ApiRequest) -> Response:
-    """Answer a request for a file. Browsers ask again each time whether they have the present one.
+def file_response(body: bytes, media_type: str, request: ApiRequest) -> Response:
+    """Return the response with a file of the page. It has an ETag: browsers revalidate their copy on each use.
 
-    Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
+    A request for the page without the final slash is redirected, because the page's links are relative to it.
 
-    :raises WrongMethod: for another method than GET and HEAD.
+    :raises WrongMethod: if the method is not GET or HEAD.
     """
     if request.method not in ("GET", "HEAD"):
         raise WrongMethod("GET, HEAD")
     environ = dict(request.environ)
-    asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
-    if request.route == "/" and not asked.endswith("/"):
-        return Response(308, {"Location": f"{quote(asked.rpartition('/')[2], encoding='latin-1')}/"})
+    requested = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
+    if request.route == "/" and not requested.endswith("/"):
+        return Response(308, {"Location": f"{quote(requested.rpartition('/')[2], encoding='latin-1')}/"})
     response = flask.Response(body, mimetype=media_type, headers={"Cache-Control": "no-cache", **HEADERS})
     response.add_etag()
     response.make_conditional(environ)
@@ -66,9 +59,9 @@ MEDIA_TYPES = {
 
 
 def register() -> None:
-    """Have the files answered."""
+    """Register a function that serves each file of the page, by its path."""
     for file in FOLDER.rglob("*"):
         if kind := MEDIA_TYPES.get(file.suffix):
             name, content = file.relative_to(FOLDER).as_posix(), file.read_bytes()
             path = "/" if name == "index.html" else f"{PAGE_FOLDER}{name}"
-            REGISTRY.page_files[path] = partial(answer, content, kind)
+            REGISTRY.page_files[path] = partial(file_response, content, kind)

@@ -1,4 +1,4 @@
-"""Exit codes and output of the commands for CI."""
+"""Exit codes and terminal output of the commands for CI."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from findings_client import Refused, Stopped, Unavailable, stoppable
 from findings_features.streams import for_terminal
 from findings_service import ENGINE_ERRORS, ConfigurationError, DatabaseUnusable
 
-BAD_INPUT = (400, 404, 413, 415, 422)  # what the caller can mend
+BAD_INPUT = (400, 404, 413, 415, 422)  # statuses of requests that the user can correct
 
 
 def visible(text: str) -> str:
-    """Return text as one line in which nothing is obeyed: control characters, also those that turn the direction of
-    writing, are shown as escapes, and GitHub's older form of workflow commands, which counts anywhere, is broken up.
+    """Return a text as one line that terminals and CI logs display but do not interpret. Characters that are not
+    printable are escaped. `##[`, GitHub's older workflow command, works anywhere in a line, so it is broken up.
     """
     line = " ".join(text.split())
     shown = "".join(sign if sign.isprintable() else sign.encode("unicode-escape").decode() for sign in line)
@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 
 class Failed(click.ClickException):
-    """Failure of a command whose input was valid."""
+    """Error for a command that failed with valid input; exit code 3."""
 
     exit_code = 3
 
@@ -34,14 +34,14 @@ class Failed(click.ClickException):
 
 
 class BadInput(Failed):
-    """Wrong usage or input."""
+    """Error for wrong usage or input; exit code 2."""
 
     exit_code = 2
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Turn all that can go wrong into one line, and into an exit code that no gate gives."""
+    """Convert exceptions, except click's own, to a one-line error with exit code 2 or 3: 1 means a failed gate."""
     try:
         with stoppable():
             yield
@@ -53,14 +53,14 @@ def exit_codes() -> Iterator[None]:
         raise (BadInput if error.status in BAD_INPUT else Failed)(str(error)) from None
     except (Unavailable, DatabaseUnusable, Stopped, OSError, *ENGINE_ERRORS) as error:
         raise Failed(str(error)) from None
-    except Exception as error:  # a bug, which must not look as if the gate had spoken
+    except Exception as error:  # a bug must not look like a failed gate
         raise Failed(f"{type(error).__name__}: {error}") from error
 
 
 def write(pieces: Iterable[str | bytes]) -> None:
-    """Write to standard output: text unchanged, because it is `visible`, and bytes escaped if it is a terminal.
+    """Write pieces to standard output: str unchanged (it must be `visible` already), bytes escaped on a terminal.
 
-    A reader that closes the pipe early does not change the exit code.
+    A reader that closes the pipe early does not change the exit code. :raises Failed: if writing fails otherwise.
     """
     escaped = sys.stdout.isatty()
     try:
@@ -78,5 +78,5 @@ def write(pieces: Iterable[str | bytes]) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note for people on standard error, beside the result."""
+    """Print a message for people to standard error, so that standard output has only the result."""
     click.echo(visible(text), err=True)

@@ -1,9 +1,9 @@
-"""The service as tools for agents, over the Model Context Protocol: the command `mcp`.
+"""The command `mcp`, which offers the service as tools for agents over the Model Context Protocol.
 
-Over standard input and output it serves the agent that started it, with a database file or a service at a URL behind
-it. With `--http` it is a process of its own before a service, for many agents: it holds no key, and passes each
-caller's on. The protocol is spoken by the official SDK (https://modelcontextprotocol.io/specification/2026-07-28, and
-older versions), which takes so long to import that only the command does, in `server.py` beside this file.
+On standard input and output it serves the agent that started it, from a database file or a service at a URL. With
+`--http` it is a separate process in front of a service, for many agents: it has no API key and forwards each caller's
+key. The official SDK implements the protocol (https://modelcontextprotocol.io/specification/2026-07-28, and older
+versions). The SDK's import is slow, so only the command imports it, through `server.py` in this folder.
 """
 
 from __future__ import annotations
@@ -18,29 +18,22 @@ import regex
 from findings_adapters.connecting import core_errors, service_at, service_options, typed_options
 from findings_adapters.serving.greeting import listening_address
 from findings_client import Remote
-from findings_service import (
-    ConfigurationError,
-    installing,
-    load_modules,
-    main,
-    readable_errors,
-    scheme_of,
-)
+from findings_service import ConfigurationError, install_hint, load_modules, main, readable_errors, scheme_of
 
 
 class WrongUsage(click.ClickException):
-    """What the command cannot be told, or lacks."""
+    """Error for invalid options, or for a package that is not installed; exit code 2."""
 
     exit_code = 2
 
 
 def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str, int] | None:
-    """Return the address of `HOST:PORT`, None where none is given."""
+    """Parse the value of `--http`, HOST:PORT, into an IP address and a port; return None if it is empty."""
     if not text:
         return None
     match = regex.fullmatch(r"\[?(.*?)\]?:([0-9]{1,5})", text)
     if not match or int(match[2]) > 65535:
-        raise click.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
+        raise click.BadParameter(f"{text!r} is not HOST:PORT; use 127.0.0.1:8001 or [::1]:8001")
     return listening_address(match[1], "'--http'"), int(match[2])
 
 
@@ -51,11 +44,11 @@ def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str,
     metavar="HOST:PORT",
     default="",
     callback=http_address,
-    help="Serve many agents over HTTP instead, each with its own key, before the service at --url.",
+    help="Serve many agents over HTTP, each with its own API key; forward their requests to the service at --url.",
 )
 @service_options
 def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
-    """Give agents the service as tools of the Model Context Protocol."""
+    """Serve agents over the Model Context Protocol."""
     try:
         import findings_adapters.mcp.server as server
     except ModuleNotFoundError as missing:
@@ -74,30 +67,30 @@ def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
 
 
 def refuse_without(missing: ModuleNotFoundError) -> NoReturn:
-    """Report the package to install. :raises ModuleNotFoundError: if one of our own modules is missing."""
+    """Raise UsageError that names a missing module of this project, or WrongUsage that names a package to install."""
     if (name := missing.name or "").startswith(("findings_adapters", "findings_features")):
         raise click.UsageError(f"`mcp` needs {name}, which is not installed") from None
-    needed = "`mcp` needs the package mcp, with all that it needs itself"  # what is missing first may be of those
-    raise WrongUsage(f"{needed}{installing('mcp')}") from None
+    needed = "`mcp` requires the package mcp and its dependencies"  # the missing module may be a dependency
+    raise WrongUsage(f"{needed}{install_hint('mcp')}") from None
 
 
 def check_http(url: str) -> None:
-    """Check what is served over HTTP.
+    """Check the options for `--http`.
 
-    :raises ConfigurationError: for a file, which has no keys for its callers, and without a URL.
+    :raises ConfigurationError: if --db is given, --url is missing or not valid, or the system is Windows.
     """
     if typed_options("db"):
-        raise ConfigurationError("--http goes with --url, not with --db: each caller is known by its key")
+        raise ConfigurationError("--http requires --url, not --db, because the service checks each caller's API key")
     if not url:
-        raise ConfigurationError("--http needs --url URL, the service that callers' keys are of")
+        raise ConfigurationError("--http requires --url URL, the service that checks the callers' API keys")
     with core_errors():
         Remote(url, "")
     if os.name == "nt":
-        raise ConfigurationError("`mcp --http` runs on Linux and macOS")
+        raise ConfigurationError("`mcp --http` runs only on Linux and macOS")
     if os.environ.get("FINDINGS_KEY"):
-        click.echo("Note: FINDINGS_KEY is not used: every caller brings a key of its own.", err=True)
+        click.echo("Note: FINDINGS_KEY is not used, because every caller sends its own API key.", err=True)
 
 
 def register() -> None:
-    """Add the command."""
+    """Register the command `mcp`."""
     main.add_command(mcp)

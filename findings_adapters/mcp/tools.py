@@ -1,9 +1,9 @@
-"""The tools: operations of the API under names that say what they do, and what a model is told of them.
+"""The MCP tools: operations of the API, with the names, descriptions and argument schemas that a model reads.
 
-Every word of this stands in a model's context, whether it calls a tool or not. So a schema has names, types and what
-keeps from mistakes; the service judges by its own schemas, and tells of each rule that is broken. What tools answer
-explains itself, and has no schema (https://modelcontextprotocol.io/specification/2026-07-28/server/tools: structured
-content wants none).
+All of these texts use up a model's context, even if it calls no tool. Therefore a schema has only names, types and the
+hints that prevent mistakes. The service validates with its own schemas and reports each problem. Results have no
+output schema, because they are self-explanatory and the protocol does not require one for structured content
+(https://modelcontextprotocol.io/specification/2026-07-28/server/tools).
 """
 
 from __future__ import annotations
@@ -16,45 +16,39 @@ import mcp_types as types
 import regex
 from msgspec import Struct
 
-from findings_client import Json, in_camel_case
-from findings_service import (
-    API,
-    COMPONENTS,
-    REGISTRY,
-    Operation,
-    schemas_of,
-)
+from findings_client import Json, to_camel_case
+from findings_service import API, COMPONENTS, REGISTRY, Operation, schemas_of
 
 
 class Tool(Struct, frozen=True):
-    """An operation that agents may call, and what it does beside reading."""
+    """An MCP tool: an operation of the API that agents may call, its description (`words`) and its effects."""
 
     name: str
     path: str  # below /api/v1
     words: str
     method: str = "GET"
-    destroys: bool = False  # also changes what is there, rather than only adding to it
-    repeats: bool = False  # the same call again changes nothing more
-    limit: int | None = None  # of a list, where its own default is long for an agent
+    destroys: bool = False  # changes or replaces stored data, instead of only adding to it
+    repeats: bool = False  # is idempotent
+    limit: int | None = None  # default page size, if the API's default is too long for an agent
 
     @property
     def operation(self) -> Operation:
-        """The operation of the service."""
+        """The operation of the service that the tool calls."""
         return REGISTRY.operations[self.method, f"{API}/{self.path}"]
 
     @property
     def reads(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the tool only reads."""
         return self.method == "GET"
 
     @property
     def ids(self) -> Sequence[str]:
-        """The arguments that stand in the path, as the path calls them."""
+        """The names of the path's parameters, such as `run_id`."""
         return regex.findall(r"\{(\w+)\}", self.path)
 
     @property
     def model(self) -> Any:
-        """The model of all other arguments; of a submission, that of several findings."""
+        """The model of the arguments that are not in the path: of the query, or of the body (a submission's batch)."""
         body = self.operation.body
         return self.operation.query if self.reads else body[0] if isinstance(body, tuple) else body
 
@@ -65,37 +59,37 @@ TOOLS = {
         Tool(
             "read_brief",
             "brief",
-            "Read what is known before you examine a target: its open and dismissed findings with their"
-            " externalIds, where they are and why they were dismissed, and the schema that extensions must fit.",
+            "Call this before you examine a target. Returns its open and dismissed findings with externalIds,"
+            " locations and reasons for dismissal, and the JSON Schema for extensions.",
         ),
         Tool(
             "register_project_type",
             "project-types",
-            "Register a project type, once, before the first run of it. The same definition again changes"
-            " nothing; another one under the same name is refused.",
+            "Register a project type once, before its first run. Repeating the same definition changes nothing;"
+            " a different one with the same name is rejected.",
             method="POST",
             repeats=True,
         ),
         Tool(
             "start_run",
             "runs",
-            "Start a run: one examination of one target. Its answer has the id that findings are submitted to,"
-            " and warnings where the target is nearly one that is known.",
+            "Start a run: one examination of one target. Returns the run's id, and a warning if the target"
+            " is nearly the same as a known one.",
             method="POST",
         ),
         Tool(
             "submit_findings",
             "runs/{run_id}/tasks",
-            "Submit findings to a run, up to 1,000 at once, all or none. A finding that is known by its"
-            " externalId is updated, and reopened if it was resolved; what people dismissed stays dismissed. With"
-            " externalIds the same call again is safe. Heed the warnings of the answer.",
+            "Submit up to 1,000 findings to a run; all are stored or none. A finding with a known externalId is"
+            " updated, and reopened if it was resolved; dismissed findings stay dismissed. With externalIds,"
+            " repeating a call is safe. Follow the warnings in the result.",
             method="POST",
-            destroys=True,  # an older report's text gives way to the newer one's
+            destroys=True,  # a newer report replaces the text of an older one
         ),
         Tool(
             "finish_run",
             "runs/{run_id}",
-            "Finish a run, for good: nothing more can be submitted to it.",
+            "Finish a run permanently; it then takes no more findings.",
             method="PATCH",
             destroys=True,  # `resolveMissing` resolves findings
             repeats=True,
@@ -103,98 +97,98 @@ TOOLS = {
         Tool(
             "check_gate",
             "runs/{run_id}/gate",
-            "Tell whether a finished run passes, and which findings stop it: the new and severe ones.",
+            "Check whether a finished run passes, and list the new, severe findings that fail it.",
         ),
         Tool(
             "list_findings",
             "tasks",
-            "List or search findings (answers call them tasks), without their bulky fields.",
+            "List or search findings (called tasks in results), without their bulky fields.",
             limit=20,
         ),
         Tool(
             "read_finding",
             "tasks/{task_id}",
-            "Read a whole finding: evidence, remediation and success criteria too.",
+            "Read a finding with all fields: also evidence, remediation and success criteria.",
         ),
         Tool(
             "read_history",
             "tasks/{task_id}/history",
-            "Read what happened to a finding, oldest first: who decided what, and why.",
+            "Read the history of a finding, oldest first: who decided what, and why.",
             limit=100,
         ),
         Tool(
             "triage_finding",
             "tasks/{task_id}",
-            "Decide about a finding: give it a status and a reason, assign it, or comment on it. Everybody sees"
-            " the decision, and the history keeps it.",
+            "Triage a finding: set its status and reason, assign it, or comment on it. The change is visible to"
+            " everyone and stays in the history.",
             method="PATCH",
             destroys=True,
         ),
     )
 }
 
-# What arguments are called otherwise than in the API: members and parameters, and a header.
+# Names in the API (members, parameters, a header) whose tool argument has a different name.
 ARGUMENTS = {"tasks": "findings", "after": "next", "Idempotency-Key": "idempotencyKey"}
 
-NEXT = "The `next` of an answer, as it is, for what comes behind it. It holds the other arguments, but for the ids."
-REPEATABLE = "A key of your own making; repeat it to ask again after a lost answer, and the call is done once."
-TARGET = "Exactly as it is known."
+NEXT = "The `next` of a result, unchanged, for the following page. It contains the other arguments, except ids."
+REQUEST_KEY = "Your own key; if a result is lost, repeat the call with it: the call is executed only once."
+TARGET = "Exactly as stored."
 
-# What a model should know of an argument beyond its name and type.
+# Descriptions of arguments, where the name and the type are not enough.
 MEANINGS = {
-    "run_id": "The id of a run, as start_run answered it.",
-    "task_id": "The id of a finding, as submit_findings and list_findings answer it.",
-    "BriefQuery.targetUrl": f"{TARGET} Without it, findings that have none.",
-    "BriefQuery.branch": "Also what runs of this branch reported.",
-    "BriefQuery.limit": "Findings that are listed.",
-    "RunStart.projectType": "The name of a registered project type.",
-    "RunStart.targetUrl": "What is examined, a site or a repository. With the project type it tells findings of"
-    " one target from those of another: use the same one every night.",
-    "RunStart.branch": "The branch; leave it out for the main line.",
-    "RunStart.metadata": "What else to remember of the run: commit, model, versions.",
-    "RunUpdate.statusReason": "Why it failed, or anything else in one sentence.",
-    "RunUpdate.resolveMissing": "With completed only: resolve the findings of this target that have an externalId and"
-    " that this run did not report. Only for a run that looked at everything.",
-    "TaskReport.externalId": "Your own id of the finding, the same every night: made of the rule and the place, not"
-    " of wording or line numbers. Without it every submission makes a new finding.",
-    "TaskReport.status": "Leave it out, and it is open; it counts for a new finding only.",
-    "TaskReport.extensions": "What the extensionSchema of the project type asks for.",
-    "TaskReport.evidence": "Each with a label, a url or a content.",
-    "TaskReport.rule": "What it breaks, by its own name: S101, 1.4.3.",
-    "TaskReport.location": "Where it is: src/app.py:42, an address, a selector.",
-    "TaskReport.tags": "What else to find it by.",
-    "TaskBatch.tasks": "An empty list says that nothing was found.",
-    "GateQuery.failOn": "The lowest severity that stops the run.",
-    "GateQuery.only": "`new`: what the baseline did not report.",
-    "GateQuery.baseline": "A completed run; without it, the main line's latest before this one.",
+    "run_id": "A run's id from start_run.",
+    "task_id": "A finding's id from submit_findings or list_findings.",
+    "BriefQuery.targetUrl": f"{TARGET} If omitted: findings without a target.",
+    "BriefQuery.branch": "Include findings of this branch's runs.",
+    "BriefQuery.limit": "Maximum number of findings.",
+    "RunStart.projectType": "Name of a registered project type.",
+    "RunStart.targetUrl": "The examined site or repository. Project type and target are part of a finding's identity:"
+    " use the same targetUrl in every run.",
+    "RunStart.branch": "The branch; omit it for the main line.",
+    "RunStart.metadata": "Other data about the run: commit, model, versions.",
+    "RunUpdate.statusReason": "Why the run failed, or another note, in one sentence.",
+    "RunUpdate.resolveMissing": "Only with completed, and only if the run examined the whole target: resolve the"
+    " target's findings that have an externalId and that this run did not report.",
+    "TaskReport.externalId": "Your stable id of the finding, the same in every run: build it from rule and place, not"
+    " from wording or line numbers. Without it, each submission creates a new finding.",
+    "TaskReport.status": "Applies only to a new finding; default open.",
+    "TaskReport.extensions": "Must match the extensionSchema of the project type.",
+    "TaskReport.evidence": "Each item needs a label, url or content.",
+    "TaskReport.rule": "Id of the broken rule: S101, 1.4.3.",
+    "TaskReport.location": "Where it is: src/app.py:42, a URL, a selector.",
+    "TaskReport.tags": "Other labels to search by.",
+    "TaskBatch.tasks": "Send an empty list if you found nothing.",
+    "GateQuery.failOn": "The lowest severity that fails the run.",
+    "GateQuery.only": "`new`: only what the baseline did not report.",
+    "GateQuery.baseline": "A completed run; default: the main line's latest before this one.",
     "TaskQuery.after": NEXT,
     "TaskQuery.targetUrl": TARGET,
-    "TaskQuery.mainLine": "`false`: what only branches know.",
+    "TaskQuery.mainLine": "`false`: reported only on branches.",
     "TaskQuery.rule": "Any of these rules.",
-    "TaskQuery.location": "There, and below it: src/app.py finds src/app.py:42, and so does src.",
+    "TaskQuery.location": "This location and below: src and src/app.py match src/app.py:42.",
     "TaskQuery.tag": "Any of these tags.",
-    "TaskQuery.without": "Those that have none.",
-    "TaskQuery.newIn": "A run: what it reported, and the completed run of the main line before it did not.",
-    "TaskQuery.missingFrom": "A run: the open and in-progress findings of its target that it did not report.",
-    "TaskQuery.assigned": "`true`: to anybody.",
-    "TaskQuery.createdSince": "A day or a time (ISO 8601).",
-    "TaskQuery.q": "Words, each somewhere in the title, externalId, rule, location, a tag or a label of the evidence.",
+    "TaskQuery.without": "Findings without this field.",
+    "TaskQuery.newIn": "A run: findings that it reported, and its main-line baseline run did not.",
+    "TaskQuery.missingFrom": "A run: open and in-progress findings of its target that it did not report.",
+    "TaskQuery.assigned": "`true`: has any assignee.",
+    "TaskQuery.createdSince": "A date or time (ISO 8601).",
+    "TaskQuery.q": "Words; each must occur in title, externalId, rule, location, a tag or an evidence label.",
     "TaskQuery.view": "`full` adds the bulky fields.",
     "HistoryQuery.after": NEXT,
-    "TaskUpdate.reason": "Goes with the statuses resolved and dismissed.",
-    "TaskUpdate.assignee": 'Who works on it; "" for nobody.',
+    "TaskUpdate.reason": "Only with status resolved or dismissed.",
+    "TaskUpdate.assignee": 'Who works on it; "" for no one.',
     "ProjectTypeDefinition.name": "Letters, digits, '.', '_' and '-'.",
-    "ProjectTypeDefinition.extensionSchema": "A JSON Schema for the extensions of findings; leave it out to admit all.",
+    "ProjectTypeDefinition.extensionSchema": "A JSON Schema for findings' extensions; omit it to allow any.",
 }
 
-# Keywords of a schema that a tool shows.
-TOLD = ("type", "enum", "items", "properties", "required", "minimum", "maximum", "default", "additionalProperties")
+# Schema keywords that a tool's schema includes.
+KEYWORDS = ("type", "enum", "items", "properties", "required", "minimum", "maximum", "default", "additionalProperties")
 
 
 def slim(schema: Json) -> Json:
-    """Return a schema as a model is told of it: whole in itself, for clients that know no references.
+    """Return a schema with only `KEYWORDS`, without `$ref`, and with descriptions of members from `MEANINGS`.
 
-    Its members have their meanings, and what may be null is left out instead.
+    Some clients cannot resolve `$ref`. A nullable type becomes the plain type, because an argument can be omitted.
     """
     schema = schema | next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), {})
     if name := schema.get("$ref", "").removeprefix(COMPONENTS):
@@ -203,21 +197,21 @@ def slim(schema: Json) -> Json:
             if meaning := MEANINGS.get(f"{name}.{member}"):
                 each["description"] = meaning
         return whole
-    told = {key: schema[key] for key in TOLD if schema.get(key) not in (None, [], {})}
-    if isinstance(told.get("type"), list):
-        told["type"] = next(each for each in told["type"] if each != "null")
-    if "enum" in told:
-        told["type"] = "string"  # all are, and some clients refuse an enum that does not say so
-    if "items" in told:
-        told["items"] = slim(told["items"])
-    if "properties" in told:
-        told["properties"] = {name: slim(each) for name, each in told["properties"].items()}
-    return told
+    shown = {key: schema[key] for key in KEYWORDS if schema.get(key) not in (None, [], {})}
+    if isinstance(shown.get("type"), list):
+        shown["type"] = next(each for each in shown["type"] if each != "null")
+    if "enum" in shown:
+        shown["type"] = "string"  # every enum here has strings, and some clients require the type
+    if "items" in shown:
+        shown["items"] = slim(shown["items"])
+    if "properties" in shown:
+        shown["properties"] = {name: slim(each) for name, each in shown["properties"].items()}
+    return shown
 
 
 @cache
 def components() -> Json:
-    """Return the schemas of all models that tools take."""
+    """Return the schemas of all models of tool arguments, by name."""
     return schemas_of({tool.model for tool in TOOLS.values()})[1]
 
 
@@ -225,21 +219,21 @@ def components() -> Json:
 def input_schema(tool: Tool) -> Json:
     """Return the JSON Schema of a tool's arguments."""
     schema = slim({"$ref": COMPONENTS + tool.model.__name__})
-    properties: Json = {in_camel_case(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
+    properties: Json = {to_camel_case(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
     taken = schema.get("properties", {})
-    properties |= {ARGUMENTS.get(each, each): told for each, told in taken.items() if each != "page"}
+    properties |= {ARGUMENTS.get(each, each): shown for each, shown in taken.items() if each != "page"}
     if tool.limit:
         properties["limit"]["default"] = tool.limit
     if tool.method == "POST":
-        properties["idempotencyKey"] = {"type": "string", "description": REPEATABLE}
-    required = [*map(in_camel_case, tool.ids), *(ARGUMENTS.get(each, each) for each in schema.get("required", ()))]
+        properties["idempotencyKey"] = {"type": "string", "description": REQUEST_KEY}
+    required = [*map(to_camel_case, tool.ids), *(ARGUMENTS.get(each, each) for each in schema.get("required", ()))]
     whole = {"type": "object", "properties": properties, "additionalProperties": False}
     return whole | ({"required": required} if required else {})
 
 
 @cache
-def told_tool(tool: Tool) -> types.Tool:
-    """Return a tool as clients are told of it."""
+def describe(tool: Tool) -> types.Tool:
+    """Return a tool in MCP's form: name, description, argument schema and hints about its effects."""
     hints = types.ToolAnnotations(
         read_only_hint=tool.reads,
         destructive_hint=tool.destroys,

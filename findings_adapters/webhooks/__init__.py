@@ -1,9 +1,9 @@
-"""Webhooks: what happened is posted to those who want to know, after Standard Webhooks.
+"""Webhooks: the service posts events to URLs, in the format of Standard Webhooks 1.0.0.
 
-https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md (1.0.0) is what a delivery
-looks like. A hook follows the feed of events, and the place that it has come to stands in the database: the feed is the
-outbox, so that a crash loses nothing. `hooks.py` is about the hooks and the operations on them, `delivery.py` about who
-delivers and when, `messages.py` about what is told, and `sending.py` about one POST. It needs urllib3.
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md defines the format. A hook
+follows the event feed, and the database stores the hook's position: the feed is the outbox, so a crash loses no event.
+`hooks.py` stores hooks and has their API operations, `delivery.py` decides which process delivers and when,
+`messages.py` builds the bodies, and `sending.py` sends one POST. urllib3 is required.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from findings_service import HTTP_URL, PATTERNS, REGISTRY
 
 
 def register() -> None:
-    """Have hooks kept, and delivered to beside a server."""
+    """Register the operations on webhooks, and the deliverer that runs with a server."""
     from findings_adapters.webhooks import delivery, hooks
 
     PATTERNS[hooks.HOOK_URL] = f"{PATTERNS[HTTP_URL]} and without a user or password in it"

@@ -1,4 +1,4 @@
-"""The hooks of a client: how they are stored, and the operations under `/api/v1/webhooks`."""
+"""Storage of a client's webhooks, and the operations under `/api/v1/webhooks`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Format = Literal["json", "slack"]
 
 
 class WebhookDefinition(RequestModel):
-    """Where events are to go, and which: those of `types` that all of the others leave."""
+    """Request to create a webhook: its URL, its format, and filters, all of which an event must match."""
 
     url: Annotated[str, Meta(max_length=2048, pattern=HOOK_URL)]
     types: Annotated[list[EventType], Meta(min_length=1, max_length=20)] | None = None
@@ -61,14 +61,14 @@ class WebhookDefinition(RequestModel):
 
 
 class WebhookUpdate(RequestModel):
-    """How a hook goes on: with the event that was refused (`held`), the one behind it, or with what comes."""
+    """Request to turn a webhook on, from the failed event (`held`, default), the `next` one or new ones (`latest`)."""
 
     state: Literal["on"]
     from_: Literal["held", "next", "latest"] | None = msgspec.field(name="from", default=None)
 
 
 class Webhook(Model):
-    """Where events go; `lastError` is the status or the kind of the last failure, null behind a success."""
+    """A webhook; `lastError` is the status or kind of the last failure, null after a success."""
 
     id: str
     url: str
@@ -84,32 +84,32 @@ class Webhook(Model):
 
 
 class CreatedWebhook(Webhook):
-    """A hook that is new, with the secret that its deliveries are signed with. It is shown this once."""
+    """A new webhook, with the secret that signs its deliveries; no later response has the secret."""
 
     secret: str | UnsetType = UNSET
 
 
 class Webhooks(Model):
-    """All hooks of a client, oldest first."""
+    """All webhooks of a client, oldest first."""
 
     webhooks: list[Webhook]
 
 
 class Attempt(Model):
-    """What became of one attempt: the status of the answer, null where there was none, and what is wrong with it."""
+    """The result of a test message. `status` is null if there was no response, `error` if there was no failure."""
 
     delivered: bool
     status: int | None
     error: str | None
 
 
-HookKey = tuple[str, str]  # a client's id and a hook's
+HookKey = tuple[str, str]  # client id and hook id
 
 
 class Hook(Struct, frozen=True):
-    """A hook as the API shows it, and what else it takes to deliver to it.
+    """A webhook as stored: the API's view of it (`shown`), and the fields for delivery.
 
-    `history_seq` is the seq of the last history entry that it is done with, `newest` that of the client's last entry.
+    `history_seq` is its position, the seq of the last processed history entry; `newest` is the client's newest seq.
     """
 
     key: HookKey
@@ -121,14 +121,14 @@ class Hook(Struct, frozen=True):
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Hook:
-        """Return a hook of a row of HOOK_COLUMNS."""
+        """Return a hook from a row of `HOOK_COLUMNS`."""
         client_id, secret, history_seq, newest, attempts, hook_id, url, types, severity, *rest = row
         shown = Webhook(hook_id, url, json.loads(types), severity and SEVERITIES[-severity], *rest)
         return cls((client_id, hook_id), secret, history_seq, newest, attempts, shown)
 
     @property
     def wanted(self) -> list[Condition]:
-        """Which events it wants, but for what a run has found."""
+        """The conditions that select its events. For finished runs, `min_severity` is checked only at delivery."""
         shown = self.shown
         types = [shown.project_type] if shown.project_type else None
         query = EventQuery(type=shown.types, project_type=types, target_url=shown.target_url)
@@ -142,27 +142,27 @@ HOOK_COLUMNS = """client_id, secret, history_seq, (
 
 
 def select_hooks(connection: Connection, condition: str, *values: str) -> list[Hook]:
-    """Return the hooks that are as a condition says, oldest first."""
+    """Select the hooks that match an SQL condition, oldest first."""
     statement = f"SELECT {HOOK_COLUMNS} FROM webhooks WHERE {condition} ORDER BY id"
     return list(map(Hook.of, connection.execute(statement, values)))
 
 
 def select_hook(connection: Connection, client_id: str, hook_id: str) -> Hook:
-    """Return a hook. :raises Missing: when the client has no such hook."""
+    """Select a hook of a client. :raises Missing: if the client does not have it."""
     for hook in select_hooks(connection, "client_id = ? AND id = ?", client_id, hook_id):
         return hook
     raise Missing(f"There is no webhook {truncate(hook_id)!r}.")
 
 
 def insert_webhook(connection: Connection, request: ApiRequest, body: WebhookDefinition) -> Response:
-    """Make a hook, for what comes from now on, and return the answer, which has its secret this once.
+    """Insert a hook that starts after the newest event. Return the response, the only one that has the secret.
 
-    :raises ValidationFailed: when there are as many as there may be.
+    :raises ValidationFailed: if the client already has `HOOKS_OF_CLIENT` hooks.
     """
     client_id, hook_id = request.client_id, new_ids()[0]
     secret = f"{sending.SECRET_PREFIX}{base64.b64encode(secrets.token_bytes(sending.SECRET_BYTES)).decode()}"
     if len(select_hooks(connection, "client_id = ?", client_id)) >= HOOKS_OF_CLIENT:
-        detail = f"is one webhook too many: a client may have {HOOKS_OF_CLIENT}; delete one that is not needed"
+        detail = f"exceeds the limit of {HOOKS_OF_CLIENT} webhooks per client; delete one that is not needed"
         raise ValidationFailed([Problem(detail, "/url")])
     connection.execute(
         """INSERT INTO webhooks (client_id, id, url, types, min_severity, project_type, target_url, format, secret,
@@ -182,39 +182,39 @@ def insert_webhook(connection: Connection, request: ApiRequest, body: WebhookDef
         ),
     )
     shown = select_hook(connection, client_id, hook_id).shown
-    told = CreatedWebhook(**msgspec.structs.asdict(shown), secret=secret)
-    answer = json_response(201, told, f"{request.address}/{hook_id}", [hook_id])
-    answer.kept = msgspec.json.encode(shown)
-    return answer
+    created = CreatedWebhook(**msgspec.structs.asdict(shown), secret=secret)
+    response = json_response(201, created, f"{request.address}/{hook_id}", [hook_id])
+    response.kept = msgspec.json.encode(shown)
+    return response
 
 
 def url_problems(body: WebhookDefinition) -> list[Problem]:
-    """Tell what is wrong with a URL that its pattern cannot express."""
+    """Return the problems of a webhook's URL that its pattern cannot detect."""
     try:
         sending.host_of(parts := urlsplit(body.url))
         if parts.port != 0:
             return []
     except ValueError:
         pass
-    return [Problem("must have a host name that can be, and a port from 1 to 65535", "/url", value=body.url)]
+    return [Problem("must have a valid host name; a port must be from 1 to 65535", "/url", value=body.url)]
 
 
 NOT_PUBLIC = (
-    "leads to an address that is not public, as those of this machine and its network are not; who runs the service can"
-    " allow them with FINDINGS_WEBHOOK_PRIVATE=1"
+    "must not resolve to a private address, such as one of this machine or its network; the operator of the service can"
+    " allow these with FINDINGS_WEBHOOK_PRIVATE=1"
 )
 
 
 class OutboundJob(ThreadJob, eq=False, frozen=True):
-    """A request to a host that somebody named, and its name's resolution."""
+    """A job that resolves the host name of a client's URL, or sends a request to it."""
 
     threads = 2
-    patience = 5.0  # others do not wait longer for strangers
+    patience = 5.0  # seconds that a job waits while others wait for hosts that do not respond
 
 
 @operation("POST", "/api/v1/webhooks", "full", {201: CreatedWebhook}, body=WebhookDefinition)
 def post_webhooks(request: ApiRequest) -> ThreadJob:
-    """Make a webhook, for what comes from now on. The answer has its secret, this once."""
+    """Create a webhook for events from now on. Only this response has the webhook's secret."""
     body: WebhookDefinition = request.checked_body(rules=url_problems)
 
     def check() -> PendingWrite:
@@ -238,20 +238,20 @@ def get_webhooks(request: ApiRequest) -> Response:
 
 @operation("GET", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook})
 def get_webhook(request: ApiRequest, webhook_id: str) -> Response:
-    """Get a webhook."""
+    """Get a webhook, without its secret."""
     with request.database.reading() as connection:
         return json_response(200, select_hook(connection, request.client_id, webhook_id).shown)
 
 
 @operation("PATCH", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook}, body=WebhookUpdate)
 def patch_webhook(request: ApiRequest, webhook_id: str) -> PendingWrite:
-    """Switch a webhook on, to go on with the event that was held, the next one, or what comes."""
+    """Turn a webhook on. Deliveries go on with the event that failed, the one after it, or only new events."""
     find = partial(select_hook, client_id=request.client_id, hook_id=webhook_id)
     body: WebhookUpdate = request.checked_body(find)
 
     def switch(connection: Connection) -> Response:
         hook = find(connection)
-        history_seq = hook.history_seq  # right before the event that was refused, where the last attempt failed
+        history_seq = hook.history_seq  # just before the failed event, if the last attempt failed
         if body.from_ == "latest":
             history_seq = hook.newest
         elif body.from_ == "next" and hook.attempts:
@@ -281,15 +281,15 @@ def delete_webhook(request: ApiRequest, webhook_id: str) -> PendingWrite:
 
 @operation("POST", "/api/v1/webhooks/{webhook_id}/test", "full", {200: Attempt})
 def post_webhook_test(request: ApiRequest, webhook_id: str) -> ThreadJob:
-    """Send a webhook a test, once, and tell what became of that. It moves nothing."""
+    """Send a test message to a webhook once and return the result. The webhook's position does not change."""
     with request.database.reading() as connection:
         hook = select_hook(connection, request.client_id, webhook_id)
 
     def attempt() -> HandlerResult:
         test = messages.test_message(webhook_id, hook.shown.format)
-        outcome = sending.send(hook.shown.url, hook.secret, *test, private=request.service.settings.webhook_private)
-        answer = json_response(200, Attempt(outcome.error is None, outcome.status, outcome.error))
-        return answer if request.request_key is None else PendingWrite(request, lambda _: answer)
+        result = sending.send(hook.shown.url, hook.secret, *test, private=request.service.settings.webhook_private)
+        response = json_response(200, Attempt(result.error is None, result.status, result.error))
+        return response if request.request_key is None else PendingWrite(request, lambda _: response)
 
     return OutboundJob(attempt)
 

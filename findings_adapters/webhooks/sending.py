@@ -1,7 +1,7 @@
-"""One POST to a webhook: where it may go, how it is signed, and what is made of the answer.
+"""One POST to a webhook: the check of its addresses, its signature, and the evaluation of the response.
 
-A URL is one that somebody with a key has written, and the service may stand where that somebody does not: so each
-address of its name must be one that all the world can reach, and it is that very address which is connected to.
+A client chooses the URL, but the service may have access to networks that the client does not (SSRF). Therefore every
+address of the host name must be public, and the connection goes to the address that was checked.
 """
 
 from __future__ import annotations
@@ -25,49 +25,45 @@ from urllib3 import Retry
 from urllib3.connection import HTTPConnection, HTTPSConnection, port_by_scheme
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, InvalidHeader, NewConnectionError
 
-from findings_service import (
-    JSON_TYPE,
-    PRINTABLE_IN_URL,
-    __version__,
-)
+from findings_service import JSON_TYPE, PRINTABLE_IN_URL, __version__
 
-ATTEMPT_TIME = 15.0  # seconds that an attempt has, from looking up the name to the head of the answer
-LOOKUP_TIME = 5.0  # seconds of these for the name
-LONGEST_ASKED = 24 * 3600  # seconds by a Retry-After
-SECRET_PREFIX = "whsec_"  # noqa: S105 - what a secret begins with
+ATTEMPT_TIME = 15.0  # seconds for an attempt, from the name lookup to the response's header
+LOOKUP_TIME = 5.0  # seconds of `ATTEMPT_TIME` that the name lookup may take
+MAX_RETRY_AFTER = 24 * 3600  # seconds; a longer Retry-After is reduced to this
+SECRET_PREFIX = "whsec_"  # noqa: S105 - only the prefix of a secret
 SECRET_BYTES = 32
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
-ISATAP = (0x00005EFE, 0x02005EFE)  # in the third of four parts of an address (RFC 5214)
-# What Python takes for global, some or all versions of it, and is not: IETF protocols, 6to4's relays and documentation
-# (https://www.iana.org/assignments/iana-ipv4-special-registry, iana-ipv6-special-registry), and a cloud's own service.
+ISATAP = (0x00005EFE, 0x02005EFE)  # the third of the address's four 32-bit parts (RFC 5214)
+# Networks that some or all Python versions consider global, but are not: IETF protocols, 6to4 relays, documentation
+# (https://www.iana.org/assignments/iana-ipv4-special-registry, iana-ipv6-special-registry), and Azure's own service.
 SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "168.63.129.16/32")))
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class DeliveryResult(Struct, frozen=True):
-    """What became of an attempt: the status of the answer, if there was one, and a kind of failure.
+    """The result of an attempt: the response's status, None without a response, and the kind of failure, else None.
 
-    `asked` are the seconds in which the receiver does not want another. Nothing in this is text of the receiver's.
+    `retry_after` is the number of seconds from a Retry-After header. No field contains text from the receiver.
     """
 
     status: int | None = None
     error: str | None = None
-    asked: float = 0.0
+    retry_after: float = 0.0
 
 
 class NotAllowed(Exception):
-    """A name has an address that no webhook may be at."""
+    """Error for a host name with an address that is not allowed for webhooks."""
 
 
 # Addresses
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address is global unicast, and so is an IPv4 address inside it, where packets may end up.
+    """Return whether an address is global unicast. An IPv4 address inside an IPv6 address must be global, too.
 
-    Of IPv4 inside IPv6, what is mapped, 6to4, NAT64 and ISATAP are judged so; Teredo and what is compatible are not
-    global.
+    Packets may reach it. Mapped, 6to4, NAT64 and ISATAP addresses contain one. Teredo and IPv4-compatible addresses do
+    not count as global.
     """
     if any(address in each for each in SPECIAL):
         return False
@@ -82,16 +78,16 @@ def is_public(address: Address) -> bool:
 
 
 def look_up(host: str) -> list[str]:
-    """Return the addresses of a name. :raises OSError: when it has none. :raises TimeoutError: when that takes long.
+    """Return the addresses of a host name. :raises OSError: if it has none. :raises TimeoutError: after `LOOKUP_TIME`.
 
-    The system bounds the time for that with nothing, and so it is done in a thread that may be left behind.
+    `getaddrinfo` has no timeout, so it runs in a thread, which is abandoned if it takes too long.
     """
     found = Future[list[str]]()
 
     def ask() -> None:
         try:
-            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found.set_result(list(dict.fromkeys(str(address[0]) for *_, address in answers)))
+            found_addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found.set_result(list(dict.fromkeys(str(address[0]) for *_, address in found_addresses)))
         except OSError as error:
             found.set_exception(error)
 
@@ -100,10 +96,10 @@ def look_up(host: str) -> list[str]:
 
 
 def allowed_addresses(url: str, *, private: bool) -> list[str]:
-    """Return the addresses of a URL's name.
+    """Return the addresses of a URL's host name.
 
-    :param private: whether they may be any.
-    :raises NotAllowed: when one of them is not global unicast. :raises OSError: when there is none, or not in time.
+    :param private: whether to allow any address.
+    :raises NotAllowed: if an address is not global unicast. :raises OSError: if there is none, or the lookup times out.
     """
     addresses = look_up(host_of(urlsplit(url)))
     if not private and not all(is_public(ipaddress.ip_address(each)) for each in addresses):
@@ -112,17 +108,17 @@ def allowed_addresses(url: str, *, private: bool) -> list[str]:
 
 
 def host_of(parts: SplitResult) -> str:
-    """Return the name of a URL as DNS has it. :raises ValueError: for what can be none."""
+    """Return the host name of a URL in IDNA encoding. :raises ValueError: if it is not valid."""
     return (parts.hostname or "").encode("idna").decode()
 
 
 # The request
 
 
-def signed(secret: str, event_id: str, body: bytes, at: int) -> dict[str, str]:
-    """Return the headers that say by Standard Webhooks what a body is, and that it is ours.
+def signature_headers(secret: str, event_id: str, body: bytes, at: int) -> dict[str, str]:
+    """Return the headers of Standard Webhooks for a body: event id, time and signature.
 
-    :param at: the time, in seconds.
+    :param at: the time, in seconds since 1970.
     """
     key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
     signature = hmac.digest(key, b".".join((event_id.encode(), str(at).encode(), body)), hashlib.sha256)
@@ -134,14 +130,14 @@ def signed(secret: str, event_id: str, body: bytes, at: int) -> dict[str, str]:
 
 
 @contextmanager
-def cut_off(connection: HTTPConnection, until: float) -> Iterator[None]:
-    """End what is read from a connection at a time of the monotonic clock, however slowly it comes.
+def shut_down_at(connection: HTTPConnection, until: float) -> Iterator[None]:
+    """Shut a connection down if the block has not ended at `until`, a time of `time.monotonic`.
 
-    A socket's own time-out begins anew with each byte.
+    A socket's own timeout is not enough, because it starts again with each byte.
     """
 
     def end() -> None:
-        with suppress(OSError, AttributeError):  # it has ended meanwhile
+        with suppress(OSError, AttributeError):  # the connection is already closed
             connection.sock.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(max(0.0, until - time.monotonic()), end)
@@ -153,14 +149,14 @@ def cut_off(connection: HTTPConnection, until: float) -> Iterator[None]:
         timer.cancel()
 
 
-def connected(parts: SplitResult, addresses: Sequence[str], until: float) -> HTTPConnection:
-    """Return a connection to the first of some addresses that takes one, as the host that a URL names.
+def open_connection(parts: SplitResult, addresses: Sequence[str], until: float) -> HTTPConnection:
+    """Connect to the first address that accepts a connection; TLS checks the host name of the URL.
 
-    :raises Exception: what the last of them has failed with.
+    :raises Exception: if no address accepts, the last one's error; any other error, such as one of TLS, at once.
     """
     port, errors = parts.port or port_by_scheme[parts.scheme], list[Exception]()
     for address in addresses:
-        half = max(0.01, until - time.monotonic()) / 2  # connecting has this, and so has TLS behind it
+        half = max(0.01, until - time.monotonic()) / 2  # for the connection, and again for the TLS handshake
         if parts.scheme == "https":
             connection: HTTPConnection = HTTPSConnection(address, port, timeout=half, server_hostname=host_of(parts))
         else:
@@ -176,25 +172,23 @@ def connected(parts: SplitResult, addresses: Sequence[str], until: float) -> HTT
     raise errors[-1]
 
 
-def answer_to(
-    url: str, addresses: Sequence[str], body: bytes, headers: Mapping[str, str], until: float
-) -> DeliveryResult:
-    """Post a body, and return what its answer says. Nothing behind the head of that is read."""
+def post(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[str, str], until: float) -> DeliveryResult:
+    """Post a body and return the result. The body of the response is not read."""
     parts = urlsplit(url)
     target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=PRINTABLE_IN_URL)
     host = f"[{parts.hostname}]" if ":" in host_of(parts) else host_of(parts)
     given = host if parts.port is None else f"{host}:{parts.port}"
-    with closing(connected(parts, addresses, until)) as connection, cut_off(connection, until):
+    with closing(open_connection(parts, addresses, until)) as connection, shut_down_at(connection, until):
         connection.timeout = max(0.01, until - time.monotonic())
         connection.request("POST", target, body, {"Host": given, **headers}, preload_content=False)
-        with closing(connection.getresponse()) as answer:
-            if time.monotonic() >= until:  # a head that was cut off looks like one that has ended
+        with closing(connection.getresponse()) as response:
+            if time.monotonic() >= until:  # a header that was cut off looks like a complete one
                 raise TimeoutError
-            return judged(answer.status, answer.headers.get("Retry-After", ""))
+            return result_of(response.status, response.headers.get("Retry-After", ""))
 
 
-def judged(status: int, retry_after: str) -> DeliveryResult:
-    """Return what an answer is: anything but 2xx is a failure."""
+def result_of(status: int, retry_after: str) -> DeliveryResult:
+    """Return the result for a response's status; any status other than 2xx is a failure."""
     if 200 <= status < 300:
         return DeliveryResult(status)
     kind = "redirect " if status in (301, 302, 303, 307, 308) else "gone " if status == 410 else ""
@@ -202,18 +196,18 @@ def judged(status: int, retry_after: str) -> DeliveryResult:
 
 
 def seconds_asked(retry_after: str) -> float:
-    """Return the seconds that a Retry-After asks for (RFC 9110, 10.2.3), 0 for what says nothing."""
+    """Parse a Retry-After header into seconds (RFC 9110, 10.2.3); 0 if it is empty or not valid."""
     try:
-        return Retry(retry_after_max=LONGEST_ASKED).parse_retry_after(retry_after)
+        return Retry(retry_after_max=MAX_RETRY_AFTER).parse_retry_after(retry_after)
     except (InvalidHeader, ValueError, OverflowError):
         return 0.0
 
 
-def kind_of(error: Exception) -> str:
-    """Return what kind of failure an error is."""
+def error_kind(error: Exception) -> str:
+    """Return the kind of failure for an error, as `lastError` of the webhook shows it."""
     if isinstance(error, NotAllowed):
         return "address not allowed"
-    if isinstance(error, NewConnectionError):  # which is a ConnectTimeoutError, too
+    if isinstance(error, NewConnectionError):  # before its base class ConnectTimeoutError
         return "connection refused" if isinstance(error.__cause__, ConnectionRefusedError) else "not reachable"
     if isinstance(error, TimeoutError | ConnectTimeoutError):
         return "timeout"
@@ -223,18 +217,18 @@ def kind_of(error: Exception) -> str:
 
 
 def send(url: str, secret: str, event_id: str, body: bytes, *, private: bool) -> DeliveryResult:
-    """Post a body to a webhook once, and return what became of it. No proxy is asked, and no redirect followed.
+    """Post a body to a webhook once and return the result. It uses no proxy and follows no redirect.
 
-    :param private: whether it may be at any address.
+    :param private: whether to allow any address.
     """
     until = time.monotonic() + ATTEMPT_TIME
     headers = {
         "Content-Type": JSON_TYPE,
         "User-Agent": f"findings-service/{__version__}",
-        **signed(secret, event_id, body, int(time.time())),
+        **signature_headers(secret, event_id, body, int(time.time())),
     }
     try:
-        return answer_to(url, allowed_addresses(url, private=private), body, headers, until)
+        return post(url, allowed_addresses(url, private=private), body, headers, until)
     except (NotAllowed, OSError, HTTPException, HTTPError, ValueError) as error:
         is_over = time.monotonic() >= until
-        return DeliveryResult(error="timeout" if is_over else kind_of(error))
+        return DeliveryResult(error="timeout" if is_over else error_kind(error))
