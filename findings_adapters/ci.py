@@ -1,9 +1,9 @@
-"""The service in a CI job: `scan` reports what scanners found, `gate` judges a run, `export` writes findings.
+"""Commands for CI jobs: `scan` reports findings, `gate` judges a run, `export` writes findings.
 
-The commands speak the service's API alone, to a database file or to a service at a URL. Annotations are GitHub's
-workflow commands (https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands).
+The commands use only the service's API, on a database file or at a URL. Annotations are GitHub's workflow commands
+(https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands).
 
-Exit codes: 0 passed, 1 the gate did not let it pass, 2 wrong usage or input, 3 anything else that went wrong.
+Exit codes: 0 passed, 1 the gate failed the run, 2 invalid usage or input, 3 any other error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from findings_adapters.platforms import ScanContext, place_of
 from findings_adapters.scan_config import (
     BARS,
     FOLDER,
-    OUR_MARKS,
+    OUR_PREFIX,
     RENAMES,
     TEXTS,
     Config,
@@ -41,23 +41,15 @@ from findings_adapters.scan_config import (
     Spot,
     ToolCategory,
     Upload,
-    add_marks,
+    add_run_properties,
     count_missing,
     prepare,
     read_config,
-    remove_marks,
+    remove_own_members,
     text_in,
 )
 from findings_adapters.terminal import BadInput, exit_codes, note, visible, write
-from findings_client import (
-    Client,
-    Refused,
-    Reply,
-    RunSession,
-    in_json,
-    query_of,
-    quoted,
-)
+from findings_client import Client, Refused, Reply, RunSession, encode_json, query_of, quoted
 from findings_features.exports import ExportQuery
 from findings_features.gate import BASELINES, Gate, blocking_statuses
 from findings_features.labels import end_of
@@ -85,49 +77,48 @@ from findings_service import (
 SARIF = "application/sarif+json"
 
 # ---------------------------------------------------------------------------
-# Where a scan takes place: what its options say, else the platform's variables
+# Context of a scan: by its options, else by the platform's variables
 # ---------------------------------------------------------------------------
 
-SAY_BRANCH = "; say --branch NAME, or --branch '' for the main line"
+SAY_BRANCH = "; use --branch NAME, or --branch '' for the main line"
 
 
-def place_given(branch: str | None, target: str | None, source_url: str | None) -> ScanContext:
-    """Return where a scan takes place, by its options first; "" there says the main line, or no target.
+def scan_context(branch: str | None, target: str | None, source_url: str | None) -> ScanContext:
+    """Return the context of a scan from options, else from the platform. "" is the main line or no target.
 
-    :raises BadInput: if the platform does not name the branch, or a pattern is not a URL.
+    :raises BadInput: if the platform does not name the branch, or `source_url` is invalid.
     """
-    place = place_of(os.environ)
+    context = place_of(os.environ)
     if source_url:
-        _, pattern, meant = TEXTS["source-url"]
+        _, pattern, description = TEXTS["source-url"]
         if not regex.match(pattern, source_url):
-            raise BadInput(f"--source-url {source_url}: say {meant}")
-        place.metadata["sourceUrl"] = source_url
+            raise BadInput(f"--source-url {source_url}: must be {description}")
+        context.metadata["sourceUrl"] = source_url
     if branch is not None:
-        place.branch, place.unknown = branch or None, ""
-    elif place.branch == "":
+        context.branch, context.unknown = branch or None, ""
+    elif context.branch == "":
         raise BadInput(f"the platform's variables do not name the branch{SAY_BRANCH}")
-    if place.unknown:
-        taken = "the main line" if place.branch is None else f"branch {place.branch}"
-        note(f"Note: {place.unknown}: this is taken for {taken}{SAY_BRANCH}.")
+    if context.unknown:
+        assumed = "the main line" if context.branch is None else f"branch {context.branch}"
+        note(f"Note: {context.unknown}; assuming {assumed}{SAY_BRANCH}.")
     if target is not None:
-        place.target = target or None
-    elif place.target and not (regex.match(HTTP_URL, place.target) and len(place.target) <= 2048):
-        note(f"Note: {place.target} is no http or https URL, and so no target; say --target URL.")
-        place.target = None
-    return place
+        context.target = target or None
+    elif context.target and not (regex.match(HTTP_URL, context.target) and len(context.target) <= 2048):
+        note(f"Note: {context.target} is not a valid http or https URL, so the run has no target; use --target URL.")
+        context.target = None
+    return context
 
 
 # ---------------------------------------------------------------------------
-# What a report tells: the run, the verdict, and the findings
+# Contents of a report: the run, the verdict, and the findings
 # ---------------------------------------------------------------------------
 
-
-Spots = Mapping[str, Spot]  # by the id of the task
+Spots = Mapping[str, Spot]  # by task id
 Filters = Mapping[str, Any]
 
 
 class ShownFinding(Struct):
-    """A finding to show, and where it is, as far as that is known."""
+    """Finding to show, with its position if known."""
 
     task: TaskHead
     is_new: bool
@@ -135,17 +126,17 @@ class ShownFinding(Struct):
 
     @property
     def shown_place(self) -> str:
-        """Where it is, as one text."""
+        """Position as `path:line`, else the task's location, or "" if there is none."""
         return str(self.spot) or self.task.location or ""
 
     def order(self) -> tuple[int, bool, str, int]:
-        """Return where it stands among others: the worst first, then by its place, without one at the end."""
+        """Return the sort key: most severe first, then by place; findings without a place last."""
         place = self.spot.path or self.task.location or ""
         return SEVERITIES.index(self.task.severity), not place, place, self.spot.line or 0
 
 
 def finding_at(spots: Spots, task: TaskHead, *, is_new: bool = False) -> ShownFinding:
-    """Return a task as a finding where the document that was scanned has it: the main line's place may be another."""
+    """Return a task with its position in the scanned documents, else with the path and line in its location."""
     spot = spots.get(task.id, Spot())
     if not spot.path and (line := regex.fullmatch(r"(.+):([0-9]{1,9})", task.location or "")):
         spot = Spot(line[1], int(line[2]))
@@ -153,7 +144,7 @@ def finding_at(spots: Spots, task: TaskHead, *, is_new: bool = False) -> ShownFi
 
 
 class Bar(Struct):
-    """By what runs are judged: `gate_options`."""
+    """Criteria for judging runs: the values of `gate_options`."""
 
     fail_on: str
     only: str
@@ -161,9 +152,9 @@ class Bar(Struct):
 
 
 class Judged(Struct):
-    """A run to judge, the run to compare it with, where one is chosen, and where its findings are.
+    """Run to judge, the chosen baseline if any, and the positions of its findings.
 
-    `left_out` is how many findings its end resolved because their paths are left out.
+    `left_out` is how many findings were resolved on completion because their paths are excluded.
     """
 
     run_id: str
@@ -173,7 +164,7 @@ class Judged(Struct):
 
 
 class Report(Struct):
-    """A run, the chosen baseline, the gate's verdict, what there is in figures, and the worst findings first."""
+    """Report of a run: chosen baseline, verdict, counts, and findings with the worst first."""
 
     run: Run
     baseline: str | None
@@ -185,60 +176,60 @@ class Report(Struct):
 
     @property
     def more(self) -> str:
-        """How many findings are not shown, "" where all are."""
-        rest = self.total - len(self.findings)
-        return f"… and {rest} more" if rest > 0 else ""
+        """Line with the number of findings that are not shown, or ""."""
+        hidden = self.total - len(self.findings)
+        return f"… and {hidden} more" if hidden > 0 else ""
 
 
-def figures_of(run: Run, unbarred: Gate) -> str:
-    """Count the findings of a run, by the gate's verdict without a lowest severity."""
+def counts_of(run: Run, unbarred: Gate) -> str:
+    """Return the counts of a run's findings as text, from a verdict on findings of any severity."""
     ignored, missing, resolved = unbarred.ignored, unbarred.missing, run.submitted.resolved
-    told = f"{unbarred.offenders_total} new, {ignored.known} known, {ignored.dismissed} dismissed"
-    told += f", {missing} not reported any more" if missing else ""
-    return told + (f", {resolved} resolved, because not reported any more" if resolved else "")
+    text = f"{unbarred.offenders_total} new, {ignored.known} known, {ignored.dismissed} dismissed"
+    text += f", {missing} no longer reported" if missing else ""
+    return text + (f", {resolved} resolved because no longer reported" if resolved else "")
 
 
 SHOWN = 50  # findings in a report
 
 
 def report_of(service: Client, judged: Judged, bar: Bar) -> Report:
-    """Build the report of a run. New findings come first if the gate is about these alone."""
+    """Return the report of a run with up to `SHOWN` findings, preferably new ones if only these are judged."""
     path = f"runs/{quoted(judged.run_id)}"
-    ask = partial(service.get, f"{path}/gate", baseline=judged.baseline or None)
-    verdict = ask(fail_on=bar.fail_on, only=bar.only).read(Gate)
-    unbarred = ask(fail_on="info", only="new").read(Gate)
+    request_gate = partial(service.get, f"{path}/gate", baseline=judged.baseline or None)
+    verdict = request_gate(fail_on=bar.fail_on, only=bar.only).read(Gate)
+    unbarred = request_gate(fail_on="info", only="new").read(Gate)
     run = service.get(path).read(Run)
     is_first = verdict.baseline is None and run.status == "completed"
     if is_first and bar.without_baseline == "pass" and not verdict.pass_:
         verdict.pass_ = True
-        passes = "passed all the same without a baseline, by --without-baseline pass"
+        passes = "passed without a baseline because of --without-baseline pass"
         verdict.reason = f"{verdict.reason.removesuffix('.')}; {passes}."
     listed, new = worst_of(service, run), {each.id: each for each in unbarred.offenders}
     shown = (new if bar.only == "new" else {}) | {each.id: each for each in listed.tasks}
     found = [finding_at(judged.spots, each, is_new=each.id in new) for each in shown.values()]
     found = sorted(found[:SHOWN], key=ShownFinding.order)
-    counts = figures_of(run, unbarred)
+    counts = counts_of(run, unbarred)
     return Report(run, judged.baseline, verdict, counts, judged.spots, found, listed.total)
 
 
-def standing_in(run: Run) -> Filters:
+def undismissed_in(run: Run) -> Filters:
     """Return the filters for the findings of a run that are not dismissed."""
     return {"run_id": run.id, "status": blocking_statuses(run.branch)}
 
 
 def worst_of(service: Client, run: Run, **filters: Any) -> TaskPage:
-    """Return the worst findings of a run that nobody has set aside, of those that filters leave."""
-    return service.get("tasks", **standing_in(run), sort="severity", limit=SHOWN, **filters).read(TaskPage)
+    """Return a page of the `SHOWN` worst findings of a run that match filters and are not dismissed."""
+    return service.get("tasks", **undismissed_in(run), sort="severity", limit=SHOWN, **filters).read(TaskPage)
 
 
 # ---------------------------------------------------------------------------
-# How it is told: stored text is anybody's, and may be made to look like something else
+# Output of reports: stored text is untrusted, and may imitate other output
 # ---------------------------------------------------------------------------
 
 COLOURS = {"critical": "magenta", "high": "red", "medium": "yellow", "low": "cyan", "info": "blue"}
-WIDEST_PLACE = 0.4  # of a line
+WIDEST_PLACE = 0.4  # as a part of the width of a line
 CELL = 200  # characters of a cell in markdown: a comment may have 65,536
-IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNORECASE)  # that makes a link by itself
+IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNORECASE)  # a bare www. is a link
 MENTION = regex.compile(r"[@#!$%~&](?=\w)|\bGH-(?=[0-9])", regex.IGNORECASE)
 
 
@@ -247,20 +238,20 @@ def wants_colour(env: Mapping[str, str]) -> bool:
     return sys.stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
-WIDTH = 160  # of a line that goes to a file or a log
+WIDTH = 160  # of a line in a file or log
 
 
 def table(report: Report) -> Iterator[str]:
-    """Give the lines of a report for people, in colour: the findings, how many there are, and the gate's sentence."""
+    """Yield the lines of a coloured report: the findings, their counts, and the gate's reason."""
     width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
     most = int(width * WIDEST_PLACE)
     places = [end_of(visible(each.shown_place), most) for each in report.findings]
     severities, widest = max(map(len, SEVERITIES)), max(map(len, places), default=0)
     for finding, place in zip(report.findings, places, strict=True):
-        told = click.style(finding.task.severity.ljust(severities), fg=COLOURS[finding.task.severity])
+        severity = click.style(finding.task.severity.ljust(severities), fg=COLOURS[finding.task.severity])
         new = click.style("new", bold=True) if finding.is_new else "   "
         title = truncate(visible(finding.task.title), width - severities - widest - 9)
-        yield f"{told}  {new}  {place.ljust(widest)}  {title}".rstrip()
+        yield f"{severity}  {new}  {place.ljust(widest)}  {title}".rstrip()
     if report.more:
         yield report.more
     yield report.counts
@@ -268,13 +259,13 @@ def table(report: Report) -> Iterator[str]:
 
 
 def in_markdown(text: str) -> str:
-    """Return text of anybody's as text in markdown: no markup, no cell of its own, and nobody is called by it."""
+    """Return untrusted text as one line of Markdown without markup, cells, links or mentions."""
     line = truncate(visible(text), CELL)
     return IN_MARKDOWN.sub(r"\\\g<0>", MENTION.sub("\\g<0>\u200b", line))
 
 
 def markdown(report: Report) -> Iterator[str]:
-    """Yield the lines of a pull request's comment: new findings, and known ones folded."""
+    """Yield the lines of a pull request comment: new findings, then known ones in <details>."""
     yield f"**{'Passed' if report.gate.pass_ else 'Not passed'}**: {in_markdown(report.gate.reason)}"
     yield from markdown_table([each for each in report.findings if each.is_new])
     yield from ("", "; ".join(filter(None, (report.more, f"{report.counts}."))))
@@ -283,7 +274,7 @@ def markdown(report: Report) -> Iterator[str]:
 
 
 def markdown_table(findings: Sequence[ShownFinding]) -> Iterator[str]:
-    """Yield the lines of a table, or nothing for no rows."""
+    """Yield the lines of a table; yield nothing without findings."""
     if findings:
         yield from ("", "| Severity | Finding | Place |", "|---|---|---|")
     for each in findings:
@@ -291,25 +282,25 @@ def markdown_table(findings: Sequence[ShownFinding]) -> Iterator[str]:
 
 
 def command_text(text: str) -> str:
-    """Return a text as the message of a workflow command: one line, which cannot begin another one."""
+    """Return a text as the message of a workflow command: one line that cannot begin another."""
     return visible(text).replace("%", "%25")
 
 
 ANNOTATIONS = {"error": ("critical", "high"), "warning": ("medium",), "notice": ("low", "info")}
-MOST_ANNOTATIONS = 10  # that GitHub shows of each level of a step
+MOST_ANNOTATIONS = 10  # GitHub shows so many per level and step
 
 
 def annotation(kind: str, finding: ShownFinding) -> str:
-    """Return the workflow command that shows a finding at its place."""
+    """Return the workflow command for an annotation at the position of a finding."""
     task, spot = finding.task, finding.spot
     in_line = spot.end_line in (None, spot.line)  # GitHub shows columns of one line only
-    column, behind = (spot.column, spot.end_column) if in_line else (None, None)
+    column, end_column = (spot.column, spot.end_column) if in_line else (None, None)
     fields = {
         "file": spot.path,
         "line": spot.line,
         "endLine": spot.end_line if spot.line else None,
         "col": column,
-        "endColumn": behind - 1 if column and behind and behind > column else None,  # SARIF has the one behind it
+        "endColumn": end_column - 1 if column and end_column and end_column > column else None,  # SARIF's is exclusive
         "title": f"{task.severity}: {task.rule or 'finding'}",
     }
     listed = (
@@ -317,24 +308,24 @@ def annotation(kind: str, finding: ShownFinding) -> str:
         for name, value in fields.items()
         if value
     )
-    elsewhere = f" ({task.location})" if task.location and not spot.path else ""  # on a page, say
+    elsewhere = f" ({task.location})" if task.location and not spot.path else ""  # such as on a web page
     return f"::{kind} {','.join(listed)}::{command_text(f'{task.title}{elsewhere}')}"
 
 
 def worst_judged(service: Client, report: Report, severities: Sequence[str], only: str) -> TaskPage:
-    """Return the worst findings of some severities that the gate may judge."""
+    """Return a page of the worst findings with these severities among the findings that the gate judges."""
     if only != "new" or not report.baseline:
         return worst_of(service, report.run, severity=severities, new_in=report.run.id if only == "new" else None)
     # The filter of new findings compares with the default baseline, not with the chosen one.
-    ask = partial(service.walk, "tasks", severity=severities, sort="severity")
-    before, now = ask(run_id=report.baseline), ask(**standing_in(report.run))
+    list_tasks = partial(service.walk, "tasks", severity=severities, sort="severity")
+    before, now = list_tasks(run_id=report.baseline), list_tasks(**undismissed_in(report.run))
     known = {each.id for page in before for each in page.read(TaskPage).tasks if each.rule != UNCHECKED}
     new = [each for page in now for each in page.read(TaskPage).tasks if each.id not in known]
     return TaskPage(None, SHOWN, len(new), None, new[:SHOWN])
 
 
 def workflow_commands(service: Client, reports: Sequence[Report], only: str) -> Iterator[str]:
-    """Give the workflow commands for the worst findings of all reports, and a line for those that GitHub would drop."""
+    """Yield annotations for the worst findings of all reports, and a line that counts the others."""
     more = 0
     for kind, severities in ANNOTATIONS.items():
         found = list[ShownFinding]()
@@ -346,22 +337,22 @@ def workflow_commands(service: Client, reports: Sequence[Report], only: str) -> 
         more -= len(shown)
         yield from (annotation(kind, each) for each in shown)
     if more:
-        yield f"… and {more} more without an annotation: GitHub shows {MOST_ANNOTATIONS} of a level"
+        yield f"… and {more} more without an annotation: GitHub shows {MOST_ANNOTATIONS} per level"
 
 
 def workflow_lines(report: Report) -> Iterator[str]:
-    """Give the lines of a report for a log of GitHub Actions, besides annotations."""
+    """Yield the lines of a report for the log of GitHub Actions, besides annotations."""
     yield report.counts
     yield visible(report.gate.reason)
 
 
 def add_summary(lines: Iterable[str], path: str) -> None:
-    """Add a report to the summary that GitHub shows of a job."""
+    """Append lines to the file of the job summary that GitHub shows; if that fails, only print a note."""
     try:
         with Path(path).open("a", encoding="utf-8") as summary:
             summary.writelines(f"{line}\n" for line in (*lines, ""))
     except OSError as error:
-        note(f"Note: the summary could not be written: {error}")
+        note(f"Note: cannot write the job summary: {error}")
 
 
 CODE_QUALITY = "gl-code-quality-report.json"
@@ -369,7 +360,7 @@ GRADES = dict(zip(SEVERITIES, ("blocker", "critical", "major", "minor", "info"),
 
 
 def write_code_quality(service: Client, reports: Sequence[Report]) -> None:
-    """Write what runs reported in files, as GitLab reads it (https://docs.gitlab.com/ci/testing/code_quality/)."""
+    """Write undismissed findings with a path to `CODE_QUALITY` (https://docs.gitlab.com/ci/testing/code_quality/)."""
     found = [
         {
             "description": task.title,
@@ -379,23 +370,23 @@ def write_code_quality(service: Client, reports: Sequence[Report]) -> None:
             "location": {"path": spot.path, "lines": {"begin": spot.line or 1}},
         }
         for report in reports
-        for page in service.walk("tasks", **standing_in(report.run))
+        for page in service.walk("tasks", **undismissed_in(report.run))
         for task in page.read(TaskPage).tasks
         if (spot := finding_at(report.spots, task).spot).path
     ]
-    place = Path(f"{CODE_QUALITY}.new")  # renamed over what may be a link of the checkout
+    place = Path(f"{CODE_QUALITY}.new")  # renamed at the end, which replaces a link and does not follow it
     place.unlink(missing_ok=True)
     place.write_bytes(msgspec.json.encode(found))
     place.replace(CODE_QUALITY)
 
 
 def passed(reports: Iterable[Report]) -> bool:
-    """Tell whether all runs pass."""
+    """Return whether all runs passed the gate."""
     return all(report.gate.pass_ for report in reports)
 
 
-def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]]) -> Iterator[str]:
-    """Give the lines of all reports, where there are several each under its project type, and the verdict last."""
+def combined_lines(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]]) -> Iterator[str]:
+    """Yield the lines of all reports. Each of several has its project type as title; a verdict on all follows."""
     if len(reports) == 1:
         yield from lines(reports[0])
         return
@@ -409,16 +400,16 @@ def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]]
 LINES = {"table": table, "markdown": markdown, "github": workflow_lines, "gitlab": table}
 
 
-def tell(service: Client, reports: Sequence[Report], form: str, only: str) -> None:
-    """Write reports in a form. With those for machines, the gate's sentences go to standard error."""
+def write_reports(service: Client, reports: Sequence[Report], form: str, only: str) -> None:
+    """Write reports to standard output in a format. For JSON and SARIF, the gate's reasons go to standard error."""
     if form == "github":
         write(f"{line}\n" for line in workflow_commands(service, reports, only))
         if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-            add_summary(together(reports, markdown), path)
+            add_summary(combined_lines(reports, markdown), path)
     if form == "gitlab":
         write_code_quality(service, reports)
     if form in LINES:
-        lines = (f"{line}\n" for line in together(reports, LINES[form]))
+        lines = (f"{line}\n" for line in combined_lines(reports, LINES[form]))
         write(lines if wants_colour(os.environ) else map(click.unstyle, lines))
         return
     if form == "json":
@@ -431,41 +422,41 @@ def tell(service: Client, reports: Sequence[Report], form: str, only: str) -> No
 
 
 # ---------------------------------------------------------------------------
-# Lists as documents: page by page, whatever their length
+# Export of lists, page by page, of any length
 # ---------------------------------------------------------------------------
 
-EXPORTED = 10_000  # tasks in a page that is a document of its own
+EXPORTED = 10_000  # tasks per page, each a complete document
 NEXT = regex.compile(r'<([^<>]*)>;\s*rel="next"')
 
 
 class Listed(Struct):
-    """What is read of a page in JSON."""
+    """Page of a JSON list: the fields that an export reads."""
 
     tasks: list[Raw]
     next: str | None
 
 
 def pages(service: Client, filters: Filters, kind: str, limit: int | None) -> Iterator[Reply]:
-    """Give the pages of a list in a form besides JSON, with so many tasks in all.
+    """Yield responses with the pages of the task list in a format other than JSON, with up to `limit` tasks in all.
 
-    :raises BadInput: when the service does not have the form.
+    :raises BadInput: if the service does not support the format.
     """
-    sample = service.request("GET", f"tasks?{query_of(**filters, limit=1)}", accept=kind)  # a limit of all forms
+    sample = service.request("GET", f"tasks?{query_of(**filters, limit=1)}", accept=kind)  # allowed in all formats
     if not sample.headers.get("content-type", "").startswith(kind):
-        raise BadInput(f"the service does not write {kind}: its module for that is not installed")
+        raise BadInput(f"the service does not support {kind}: its module for this format is not installed")
     link = f"tasks?{query_of(**filters, limit=EXPORTED)}"
     for left in range(limit or sys.maxsize, 0, -EXPORTED):
         link = regex.sub(r"(?<=[?&]limit=)[0-9]+", str(min(left, EXPORTED)), link)
-        answer = service.request("GET", link, accept=kind)
-        yield answer
-        following = NEXT.search(answer.headers.get("link", ""))
-        if not following:
+        response = service.request("GET", link, accept=kind)
+        yield response
+        next_link = NEXT.search(response.headers.get("link", ""))
+        if not next_link:
             return
-        link = following[1]
+        link = next_link[1]
 
 
 def sarif_pages(service: Client, filters: Filters, limit: int | None) -> Iterator[bytes]:
-    """Give one SARIF document, with a run for each page."""
+    """Yield the pieces of one SARIF document, which has a run for each page of tasks."""
     for number, page in enumerate(pages(service, filters, SARIF, limit)):
         head = page.read(dict[str, Raw])
         runs = bytes(head.pop("runs"))
@@ -478,13 +469,13 @@ CSV = "text/csv"
 
 
 def csv_pages(service: Client, filters: Filters, limit: int | None) -> Iterator[bytes]:
-    """Give one table, with its titles once."""
+    """Yield the pieces of one CSV table, which has a single header."""
     for number, page in enumerate(pages(service, filters, CSV, limit)):
         yield page.body.partition(b"\r\n")[2] if number else page.body
 
 
 def json_pages(service: Client, filters: Filters, limit: int | None) -> Iterator[bytes]:
-    """Give one array of whole tasks."""
+    """Yield the pieces of one JSON array of complete tasks."""
     yield b"["
     listed = service.walk("tasks", **filters, view="full")
     tasks = (task for page in listed for task in page.read(Listed).tasks)
@@ -494,22 +485,21 @@ def json_pages(service: Client, filters: Filters, limit: int | None) -> Iterator
 
 
 # ---------------------------------------------------------------------------
-# What goes in
+# Reading of input files
 # ---------------------------------------------------------------------------
-
 
 PATTERN = regex.compile(r"[*?\[]")
 
 
 def files_of(names: Iterable[str]) -> list[str]:
-    """Return the files that names and patterns such as `**/*.sarif` mean, each once; a folder of a dot is left out.
+    """Return the files for names and patterns such as `**/*.sarif`; `*` does not match hidden names.
 
-    :raises BadInput: for a pattern that matches no file.
+    :raises BadInput: if a name is empty or a pattern matches no file.
     """
     files = dict[str, None]()
     for name in names:
         if not name:
-            raise BadInput("the name of a file is empty: say where the scanner wrote")
+            raise BadInput("a file name is empty; use the path that the scanner wrote to")
         path = Path(name)
         if not PATTERN.search(name) or path.exists():
             files[name] = None
@@ -523,7 +513,7 @@ def files_of(names: Iterable[str]) -> list[str]:
         if "/." not in f"/{name}":
             found = [each for each in found if "/." not in f"/{each}"]
         if not found:
-            raise BadInput(f"{name} matches no file: did the scanner fail?")
+            raise BadInput(f"{name} matches no file; check whether the scanner failed")
         files |= dict.fromkeys(sorted(found))
     return [*files]
 
@@ -532,40 +522,40 @@ XML_DECLARATION = regex.compile(r"\A\s*<\?xml[^>]*\?>")  # it names an encoding
 
 
 def read_document(name: str, most: int) -> bytes:
-    """Return what a file of at most so many bytes holds. :raises BadInput: for what is no file, or is not like that."""
+    """Read a file; convert UTF-16 to UTF-8. :raises BadInput: if it is unreadable, empty, or over `most` bytes."""
     try:
         path = Path(name)
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise BadInput(f"{name} is no regular file: have the scanner write to one, and name that")
+            raise BadInput(f"{name} is not a regular file; configure the scanner to write to one")
         with path.open("rb") as file:
             text = file.read(most + 1)
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror}") from None
     require_size(name, text, most)
-    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as PowerShell's > writes it
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # written by PowerShell's >
         try:
             text = XML_DECLARATION.sub("", text.decode("utf-16")).encode()
         except UnicodeDecodeError:
-            raise BadInput(f"{name} begins as UTF-16 and is broken: have the scanner write UTF-8") from None
+            raise BadInput(f"{name} is not valid UTF-16; configure the scanner to write UTF-8") from None
     text = text.removeprefix(codecs.BOM_UTF8)
     if not text.strip():
-        raise BadInput(f"{name} is empty: did the scanner fail?")
+        raise BadInput(f"{name} is empty; check whether the scanner failed")
     return text
 
 
 def require_size(name: str, text: bytes, most: int) -> None:
-    """Check that a document is not too large for a service. :raises BadInput: when it is."""
+    """Check that a document is within the size limit. :raises BadInput: if it is too large."""
     if len(text) > most:
-        advice = "split it, or raise FINDINGS_MAX_SARIF, here and where the service runs"
-        raise BadInput(f"{name} is over {most:,} bytes: {advice}")
+        advice = "split it, or raise FINDINGS_MAX_SARIF for this command and for the service"
+        raise BadInput(f"{name} is larger than {most:,} bytes; {advice}")
 
 
-LISTED_PROBLEMS = 3  # of a document
+LISTED_PROBLEMS = 3  # of a document, in an error message
 
 
 @contextmanager
 def usable(name: str) -> Iterator[None]:
-    """Turn the errors of reading a file into `BadInput` with the first reasons."""
+    """Convert the errors of reading the file `name` to `BadInput` with the first reasons."""
     try:
         yield
     except ServiceError as error:
@@ -574,32 +564,32 @@ def usable(name: str) -> Iterator[None]:
         message = f"{name}: {reasons}".lstrip(": ") if reasons else f"{name} is not a SARIF document: {error}"
         raise BadInput(message) from None
     except RecursionError:
-        raise BadInput(f"{name} is nested too deeply: have the scanner write less at once") from None
-    except ValueError:  # msgspec and Python read all other JSON
-        fault = "has a number such as 1e999, or one of thousands of digits"
-        raise BadInput(f"{name} {fault}: leave it out, or write it as a text") from None
+        raise BadInput(f"{name} is nested too deeply; configure the scanner to write smaller reports") from None
+    except ValueError:  # raised only for such numbers
+        fault = "has a number that is too large, such as 1e999, or has thousands of digits"
+        raise BadInput(f"{name} {fault}; remove it, or write it as a string") from None
 
 
 def read_documents(
     names: Sequence[str], source: str | None, *, ours: bool = False, renames: Mapping[str, str] = {}
 ) -> Iterator[Scanned]:
-    """Yield files as SARIF, with paths below the checkout relative to it and its lines of code.
+    """Yield files as SARIF, with relative paths and lines of code from the checkout.
 
-    :param source: the checkout; without it all is left as it is.
-    :param ours: whether what this service writes alone counts in a file.
-    :param renames: paths with those that the files had before.
-    :raises BadInput: when one cannot be used.
+    :param source: the checkout; without it, paths and snippets are not changed.
+    :param ours: whether to trust fingerprints and properties of this service in a file; else they are removed.
+    :param renames: maps paths of files to their earlier paths.
+    :raises BadInput: if a file cannot be used.
     """
     load_modules()
     if missing := load_module("findings_adapters.sarif"):
-        raise BadInput(f"SARIF cannot be read without {missing}")
-    from findings_adapters import formats  # which needs what reads SARIF
+        raise BadInput(f"reading SARIF requires {missing}")
+    from findings_adapters import formats  # which imports the SARIF module
 
     settings, tests, documents = Settings.read(), formats.Tests(), list[Scanned]()
     most = settings.max_sarif
 
     def read_again(document: Scanned) -> None:
-        text = in_json(document.log, document.name)
+        text = encode_json(document.log, document.name)
         document.parsed, document.is_changed = formats.parse_any_weight(text, settings), True
         if document.parsed.problems:
             raise ValidationFailed(document.parsed.problems)
@@ -609,14 +599,14 @@ def read_documents(
             text, by_message = formats.as_sarif(name, read_document(name, most), source, most, tests, renames)
             parsed = formats.parse_any_weight(text, settings)
             document = Scanned(name, text, json.loads(text), parsed, by_message=by_message or 0)
-            if by_message is None and remove_marks(document.log, *((RENAMES, FOLDER) if ours else (OUR_MARKS,))):
+            if by_message is None and remove_own_members(document.log, *((RENAMES, FOLDER) if ours else (OUR_PREFIX,))):
                 read_again(document)
             elif parsed.problems:
                 raise ValidationFailed(parsed.problems)
         documents.append(document)
     with usable(""):
         tests.require_some()
-    changed = {*add_marks(documents, renames)}
+    changed = {*add_run_properties(documents, renames)}
     for document in documents:
         with usable(document.name):
             if document in changed:
@@ -630,16 +620,16 @@ LONGEST_TYPE = 100  # characters of a project type's name, and of its label
 
 
 def types_of(origins: Iterable[ToolCategory]) -> dict[str, ToolCategory]:
-    """Return the origins by their project types. :raises BadInput: if one has no type, or two have the same."""
+    """Return origins by the type name derived from each. :raises BadInput: if a name is empty, or two are equal."""
     types = dict[str, ToolCategory]()
     for origin in origins:
         tool = " ".join(origin).strip()
         name = regex.sub(r"[^a-z0-9]+", "-", tool.lower()).strip("-")[:LONGEST_TYPE].rstrip("-")
         if not name:
-            raise BadInput(f"the tool's name, {tool}, leaves no name for a project type; say --type NAME")
+            raise BadInput(f"no project type name can be derived from the tool name {tool}; use --type NAME")
         if name in types:
             other = " ".join(types[name]).strip()
-            raise BadInput(f"{other} and {tool} come to the same project type, {name}; say --type NAME")
+            raise BadInput(f"{other} and {tool} have the same project type name, {name}; use --type NAME")
         types[name] = origin
     return types
 
@@ -655,12 +645,12 @@ def read_parts(
     explain: bool | None = None,
     has_source: bool = False,
 ) -> list[Prepared]:
-    """Return the parts of a scan, each of which is sent in a run of its own.
+    """Return the parts of a scan, each of which is sent as a separate run.
 
-    :param project_type: of all results together; without it, each tool and category has a run.
-    :param explain: whether to print each decision; None prints nothing, because the caller has printed all before.
-    :param has_source: whether `--source` is given already.
-    :raises BadInput: if a document is too large, or has a number that cannot be written again.
+    :param project_type: the type of one run with all results; without it, each tool and category has a run.
+    :param explain: whether to print each decision; None prints nothing, because an earlier call has printed all.
+    :param has_source: whether `--source` is given.
+    :raises BadInput: if a document is too large, or contains a number that cannot be encoded.
     """
     decider, most = Decider(config), Settings.read().max_sarif
     try:
@@ -677,18 +667,18 @@ def read_parts(
 
 
 def print_decisions(decider: Decider, *, explain: bool, has_source: bool) -> None:
-    """Print what was decided about findings."""
+    """Print each decision if `explain`, then notes on ready maps, invalid severities and weak identities."""
     for line in decider.explained if explain else ():
         note(line)
     if decider.ready:
         tools = ", ".join(sorted(decider.ready))
-        note(f"Note: a ready map says how severe the findings of {tools} are; --explain shows each.")
+        note(f"Note: a ready map sets the severities of {tools}; --explain shows each decision.")
     if decider.misread:
         example = truncate(decider.misread[0], 40)
-        note(f"Note: values of security-severity that mean nothing: {len(decider.misread):,}, such as {example}.")
+        note(f"Note: invalid values of security-severity are ignored: {len(decider.misread):,}, such as {example}.")
     if decider.by_message:
-        advice = "" if has_source else "; give --source with the checkout, so that their code counts instead"
-        lack = "Results without fingerprint and code, which their messages identify"
+        advice = "" if has_source else "; use --source with the checkout to identify them by their code"
+        lack = "results without fingerprint and code, identified by their messages"
         note(f"Note: {lack}: {decider.by_message:,}{advice}.")
 
 
@@ -696,38 +686,40 @@ ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
 
 
 def note_absolute_paths(spots: Iterable[Spot]) -> None:
-    """Note that findings are at absolute paths, if any are."""
+    """Print a note if findings have absolute paths."""
     paths = [spot.path for spot in spots if ABSOLUTE_PATH.match(spot.path)]
     if paths:
         note(
-            f"Note: absolute paths, such as {paths[0]} ({len(paths):,} in all), make other findings in another"
-            " folder; say --source DIR for the one above them, or have the scanner write relative paths."
+            f"Note: findings have absolute paths, such as {paths[0]} ({len(paths):,} in all), so they are new in a"
+            " different folder; use --source DIR with a folder above them, or let the scanner write relative paths."
         )
 
 
 def require_out_of_reach(files: Iterable[str], db: str, source: Path) -> None:
-    """Check that the author of a pull request has written neither a report nor the database.
+    """Check that the author of a pull request cannot have written a report or the database.
 
-    :raises BadInput: when it may be so.
+    :raises BadInput: if the author may have written one.
     """
     for name in files:
         if (tracked := is_tracked(Path(name))) is None:
-            advice = "on a pull request git must say whether it tracks a report; install git, or repair the checkout"
-            raise BadInput(f"{name} is in a checkout where git is not installed or fails: {advice}")
+            advice = (
+                "on a pull request, git must show that a report is not tracked; install git, or repair the checkout"
+            )
+            raise BadInput(f"{name} is in a checkout and git is not installed or fails; {advice}")
         if tracked:
-            advice = "on a pull request its author wrote it, not a scanner; have scanners write to files outside of git"
-            raise BadInput(f"{name} is tracked by git: {advice}")
+            advice = "on a pull request, its author may have written it; configure scanners to write to untracked files"
+            raise BadInput(f"{name} is tracked by git; {advice}")
     if not db or scheme_of(db):
         return
     place, folder = Path(db).resolve(), source.resolve()
-    checkouts = (top_of(folder) or folder, top_of(place.parent))  # the source may be fetched without git
+    checkouts = (top_of(folder) or folder, top_of(place.parent))  # the source may be a folder without git
     if any(each in place.parents and ".git" not in place.relative_to(each).parts for each in checkouts if each):
-        advice = "say --db with a path outside of the checkout, or below .git"
-        raise BadInput(f"{db} is where a pull request can put a database of its author's: {advice}")
+        advice = "use --db with a path outside of the checkout, or below .git"
+        raise BadInput(f"{db} is in the checkout, where a pull request can add its own database; {advice}")
 
 
 def register_type(service: Client, part: Prepared) -> None:
-    """Register the project type of a part, unless it is there."""
+    """Register the project type of a part if it does not exist."""
     try:
         service.request("GET", f"project-types/{quoted(part.project_type)}")
     except Refused as error:
@@ -737,33 +729,36 @@ def register_type(service: Client, part: Prepared) -> None:
 
 
 def main_line_runs(service: Client, project_type: str, target: str | None) -> list[Run]:
-    """Return the latest completed runs of the main line, newest first."""
+    """Return the `COMPARED` latest completed main-line runs of a project type and target, newest first.
+
+    If `target` is None, only the `COMPARED` latest runs of all targets are searched for runs without one.
+    """
     compared = {"main_line": True, "status": "completed", "limit": COMPARED}
     listed = service.get("runs", project_type=project_type, target_url=target, **compared).read(RunPage)
     return [run for run in listed.runs if run.target_url == target]
 
 
-COMPARED = 50  # runs of the main line, among which that of a commit is looked for
+COMPARED = 50  # runs of the main line that are searched for a commit
 
 
 def commit_of(run: Run) -> str:
-    """Return the commit that a run says it is of, "" for none."""
+    """Return the commit in a run's metadata, or ""."""
     return text_in(msgspec.json.decode(run.metadata), "commit")
 
 
 def chosen_runs(known: Mapping[str, Sequence[Run]], base: str, folder: Path) -> dict[str, Run]:
-    """Return of each project type's runs the newest one of a commit, or of one before it."""
+    """Return the newest known run of commit `base` or an ancestor, by project type; omit types without one."""
     chosen, commit = dict[str, Run](), find_commit(folder, base) or base
     for name, runs in known.items():
         if run := next((run for run in runs if is_before(folder, commit_of(run), commit)), None):
             chosen[name] = run
         elif runs:
-            note(f"Note: no run of {name} is of commit {base} or one before it; the latest one is the baseline.")
+            note(f"Note: no run of {name} is of commit {base} or an ancestor; the default baseline is used.")
     return chosen
 
 
 def whole_run(service: Client, runs: Sequence[Run]) -> Run:
-    """Return the newest run that is not partial, which is the gate's baseline, else the newest one."""
+    """Return the newest run without `not-checked` findings (the gate's default baseline), else the newest run."""
     for run in runs[:BASELINES]:
         listed = service.get("tasks", run_id=[run.id], rule=[UNCHECKED], limit=1).read(TaskPage)
         if not listed.total:
@@ -772,12 +767,12 @@ def whole_run(service: Client, runs: Sequence[Run]) -> Run:
 
 
 def renames_since_runs(runs: Iterable[Run], folder: Path) -> dict[str, str]:
-    """Return the files that were renamed since the commits of some runs, with their earlier paths."""
+    """Return a map from new to old paths of the files that were renamed since the commits of the runs."""
     renames = dict[str, str]()
     for commit in dict.fromkeys(filter(None, map(commit_of, runs))):
         found = renames_since(folder, commit)
         if found is None:
-            note(f"Note: git does not have the baseline's commit {commit}, so that renamed files are not followed.")
+            note(f"Note: git does not have the baseline's commit {commit}; renamed files are not followed.")
         renames |= found or {}
     return renames
 
@@ -785,57 +780,57 @@ def renames_since_runs(runs: Iterable[Run], folder: Path) -> dict[str, str]:
 def report_in_runs(
     service: Client,
     parts: Sequence[Prepared],
-    place: ScanContext,
+    context: ScanContext,
     bar: Bar,
     baselines: Mapping[str, Run],
     *,
     resolve_missing: bool,
 ) -> list[Judged]:
-    """Report the parts of a scan in runs and return these.
+    """Report each part of a scan in a run, and return the runs.
 
-    Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
+    All runs are completed at the end. An error sets those that are not completed to `failed`, with the reason.
 
-    :param baselines: those that are chosen, by the project types.
+    :param bar: the criteria of the gate. :param baselines: the chosen baselines, by project type.
     """
     with ExitStack() as open_runs:
         runs = list[Judged]()
         for part in parts:
             baseline = baselines[part.project_type].id if part.project_type in baselines else None
-            metadata = place.metadata | ({} if "repository" in place.metadata else part.source)
-            start = {"projectType": part.project_type, "targetUrl": place.target, "branch": place.branch}
-            judged = {"failOn": bar.fail_on, "only": bar.only, "baseline": baseline}
-            session = RunSession(service, start | {"metadata": metadata}, resolve_missing=resolve_missing, gate=judged)
+            metadata = context.metadata | ({} if "repository" in context.metadata else part.source)
+            start = {"projectType": part.project_type, "targetUrl": context.target, "branch": context.branch}
+            params = {"failOn": bar.fail_on, "only": bar.only, "baseline": baseline}
+            session = RunSession(service, start | {"metadata": metadata}, resolve_missing=resolve_missing, gate=params)
             runs.append(Judged(open_runs.enter_context(session).id, baseline))
         reported = [*zip(parts, runs, strict=True)]
         for part, run in reported:
             run.spots = submit(service, run.run_id, part.documents)
             if resolve_missing:
-                run.left_out = count_missing(service, run.run_id, place.branch, part.left_out)
+                run.left_out = count_missing(service, run.run_id, context.branch, part.left_out)
     for part, run in reported:
         if run.left_out:
-            note(f"Findings of {part.project_type} resolved because their paths are left out: {run.left_out:,}.")
+            note(f"Findings of {part.project_type} resolved because their paths are excluded: {run.left_out:,}.")
         if part.is_partial:
-            where = "findings of rule not-checked name the places, where nothing is resolved"
-            note(f"{part.project_type} did not check everything: {where}; nothing at all if one names none.")
-        where = f"{place.target or 'no target'}, {place.branch or 'main line'}"
+            where = "nothing is resolved in the files that its not-checked findings name"
+            note(f"{part.project_type} did not check everything: {where}, and nothing at all if one names no file.")
+        where = f"{context.target or 'no target'}, {context.branch or 'main line'}"
         note(f"Run {run.run_id} of {part.project_type}, {where}.")
     return runs
 
 
 def submit(service: Client, run_id: str, documents: Iterable[Upload]) -> Spots:
-    """Submit documents, and return where they have their findings."""
+    """Submit documents to a run, and return the positions of their findings by task id."""
     spots, count = dict[str, Spot](), 0
     for each in documents:
         try:
-            answer = service.request("POST", f"runs/{quoted(run_id)}/tasks", each.text, kind=SARIF)
+            response = service.request("POST", f"runs/{quoted(run_id)}/tasks", each.text, kind=SARIF)
         except Refused as error:
             raise Refused(error.status, error.code, f"{each.name}: {error}") from None
-        tasks = answer.read(Submission).tasks
+        tasks = response.read(Submission).tasks
         count += len(tasks)
         for finding, task in zip(each.findings, tasks, strict=True):
             spots.setdefault(task.id, finding.spot)
     if count > len(spots):
-        same = "Note: results that are the same as others at the same place, and are stored once"
+        same = "Note: results that duplicate others at the same place, and are stored once"
         note(f"{same}: {count - len(spots):,}.")
     return spots
 
@@ -844,29 +839,28 @@ def submit(service: Client, run_id: str, documents: Iterable[Upload]) -> Spots:
 # Commands
 # ---------------------------------------------------------------------------
 
-
 gate_options = combined(
-    click.option("--fail-on", type=click.Choice(BARS), default="high", help="The least severity that fails."),
+    click.option("--fail-on", type=click.Choice(BARS), default="high", help="Lowest severity that fails the run."),
     click.option(
         "--only",
         type=click.Choice(["new", "all"]),
         default="new",
-        help="Judge what the main line's last completed run did not report, or everything.",
+        help="Judge only the findings that the baseline did not report, or all.",
     ),
     click.option(
         "--without-baseline",
         type=click.Choice(["pass", "fail"]),
         default="fail",
-        help="Let a run pass that has no baseline, or judge all that it reported as new.",
+        help="If there is no baseline: let the run pass, or judge all its findings as new.",
     ),
 )
 
 
 def read_options(context: click.Context, _: click.Parameter, name: str | None) -> Config:
-    """Return what a configuration file says, and have it stand for the options that are not given."""
+    """Read the configuration file, and use it for the defaults of other options."""
     with exit_codes():
         config = read_config(name)
-        if config.lines and name is None:  # only a file has lines
+        if config.lines and name is None:  # not empty if a file was read
             note("Note: findings.toml is used.")
     context.default_map = config.defaults
     return config
@@ -875,36 +869,36 @@ def read_options(context: click.Context, _: click.Parameter, name: str | None) -
 config_options = combined(
     click.option(
         "--config",
-        is_eager=True,  # other options have their defaults from it
+        is_eager=True,  # it sets the defaults of other options
         callback=read_options,
         metavar="FILE",
-        help="What holds for each scan, in TOML; options go before it. [default: findings.toml, if it is here]",
+        help="Configuration file (TOML); options take precedence. [default: findings.toml, if it exists]",
     ),
     click.option(
         "--severity",
         "severities",
         multiple=True,
         metavar="PREFIX=LEVEL",
-        help="The severity of the rules whose ids begin so; the longest beginning decides.",
+        help="Severity of the rules whose ids begin with PREFIX; the longest prefix decides.",
     ),
     click.option(
         "--exclude",
         "patterns",
         multiple=True,
         metavar="PATTERN",
-        help="Leave out findings in such paths, as a .gitignore would.",
+        help="Leave out findings in paths that match this .gitignore pattern.",
     ),
-    click.option("--explain", is_flag=True, help="Say of each finding what decided how severe it is."),
+    click.option("--explain", is_flag=True, help="Print what decided the severity or exclusion of each finding."),
 )
 
 
 def format_option(*forms: str) -> Callable[[Any], Any]:
-    """Return the option for the form of what is written, the first one unless another is given."""
-    return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="What to write.")
+    """Return the option `--format`, whose default is the first of the formats."""
+    return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="Output format.")
 
 
 def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Return the option for one of a list's query parameters; what is wrong with its value the service says."""
+    """Return the option for a query parameter of a list; the service validates its value."""
     kind = next(part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
     meaning = kind.get("description") or description_of(ExportQuery, name)
     option = regex.sub(r"(?=[A-Z])", "-", name).lower()
@@ -918,7 +912,7 @@ def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str,
 
 
 def filter_options(command: Any) -> Any:
-    """Put the filters of the list of tasks, as the service has them, on a command."""
+    """Add the filters of the service's list of tasks to a command, as options."""
     _, components = schemas_of([ExportQuery])
     fields = components[ExportQuery.__name__]["properties"]
     names = [name for name in fields if name not in ("after", "limit")]
@@ -926,9 +920,9 @@ def filter_options(command: Any) -> Any:
 
 
 def report_gates(service: Client, runs: Iterable[Judged], bar: Bar, form: str) -> NoReturn:
-    """Print the runs and exit with the code of the gate's verdicts."""
+    """Print the reports of runs, and exit with 0 if all pass, else 1."""
     reports = [report_of(service, each, bar) for each in runs]
-    tell(service, reports, form, bar.only)
+    write_reports(service, reports, form, bar.only)
     sys.exit(0 if passed(reports) else 1)
 
 
@@ -937,29 +931,29 @@ def report_gates(service: Client, runs: Iterable[Judged], bar: Bar, form: str) -
 @click.option(
     "--type",
     "project_type",
-    help="The project type of all results; registered if new. [default: one for each tool, by its name]",
+    help="Project type of all results; registered if new. [default: one for each tool, by its name]",
 )
-@click.option("--target", help="The repository or site, part of a finding's identity. [default: the CI platform's]")
-@click.option("--branch", help="The branch; '' is the main line. [default: the CI platform's, else the main line]")
+@click.option("--target", help="Repository or site; part of a finding's identity. [default: from the CI platform]")
+@click.option("--branch", help="Branch; '' is the main line. [default: from the CI platform, else the main line]")
 @gate_options
 @format_option("table", "json", "markdown", "github", "gitlab", "sarif")
-@click.option("--resolve-missing", is_flag=True, help="Resolve what is not reported any more.")
+@click.option("--resolve-missing", is_flag=True, help="Resolve findings that are no longer reported.")
 @click.option(
     "--source",
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
-    help="The checkout, for relative paths and the lines that a result lacks.",
+    help="Checkout, for relative paths and for code that is missing in results.",
 )
 @click.option(
     "--base",
     metavar="COMMIT",
-    help="Judge by the main line's run of this commit, or the last one before it, as git in --source knows it.",
+    help="Use the main line's newest run of this commit or an ancestor (in git in --source) as the baseline.",
 )
-@click.option("--ours", is_flag=True, help="Believe the external ids and tasks that `export` wrote into SARIF.")
+@click.option("--ours", is_flag=True, help="Trust the external ids and tasks that `export` wrote into SARIF.")
 @click.option(
     "--source-url",
     metavar="PATTERN",
-    help="Where the page finds a line: a URL with {path}, {line}, {commit} and {repository}. [default: by the host]",
+    help="URL of a source line, with {path}, {line}, {commit} and {repository}. [default: by the host]",
 )
 @config_options
 @service_options
@@ -982,23 +976,23 @@ def scan(
     db: str,
     **by: str,
 ) -> None:
-    """Report what scanners found, and judge it.
+    """Report scanners' findings, and judge them.
 
-    The files are SARIF, or in a known format of a scanner's own; "**/*.sarif" is all below this folder. Exit code 0:
-    passed, 1: not, 2: bad input, 3: other.
+    The files are SARIF or in a known format of a scanner; "**/*.sarif" is all such files below the current folder.
+    Exit codes: 0 passed, 1 not passed, 2 invalid input, 3 any other error.
     """
     with exit_codes():
         config = config.with_options(severities, patterns)
-        place = place_given(branch, target, source_url)
+        context = scan_context(branch, target, source_url)
         files, folder = files_of(files), Path(source or ".")
-        if place.proposed:
+        if context.proposed:
             require_out_of_reach(files, "" if url else db, folder)
         read = partial(read_documents, files, source, ours=ours)
         parts = read_parts(config, read(), project_type, explain=explain, has_source=bool(source))
         spots = [each.spot for part in parts for document in part.documents for each in document.findings]
         note_absolute_paths(spots)
         with service_at(url, db, new=True) as service:
-            known = {part.project_type: main_line_runs(service, part.project_type, place.target) for part in parts}
+            known = {part.project_type: main_line_runs(service, part.project_type, context.target) for part in parts}
             chosen = chosen_runs(known, base, folder) if base else {}
             unnamed = [runs for name, runs in known.items() if runs and name not in chosen]
             compared = [*chosen.values(), *(whole_run(service, runs) for runs in unnamed)] if source else []
@@ -1007,18 +1001,18 @@ def scan(
                 parts = read_parts(config, read(renames=renames), project_type)
             for part in parts:
                 register_type(service, part)
-            runs = report_in_runs(service, parts, place, Bar(**by), chosen, resolve_missing=resolve_missing)
+            runs = report_in_runs(service, parts, context, Bar(**by), chosen, resolve_missing=resolve_missing)
             report_gates(service, runs, Bar(**by), form)
 
 
 @click.command()
 @click.argument("run")
 @gate_options
-@click.option("--baseline", metavar="RUN", help="Another run to judge by than the main line's last completed one.")
+@click.option("--baseline", metavar="RUN", help="Run to compare with. [default: the main line's last completed run]")
 @format_option("table", "json", "markdown")
 @service_options
 def gate(run: str, baseline: str | None, form: str, url: str, db: str, **by: str) -> None:
-    """Judge a run again, or by another bar. Exit code 0: passed, 1: not, 2: bad input, 3: anything else."""
+    """Judge a run again. Exit codes: 0 passed, 1 not passed, 2 invalid input, 3 any other error."""
     with exit_codes(), service_at(url, db) as service:
         report_gates(service, [Judged(run, baseline)], Bar(**by), form)
 
@@ -1029,15 +1023,15 @@ EXPORTS = {"sarif": sarif_pages, "csv": csv_pages, "json": json_pages}
 @click.command()
 @format_option(*EXPORTS)
 @filter_options
-@click.option("--limit", type=click.IntRange(min=1), help="Tasks in all. [default: no limit]")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of tasks. [default: no limit]")
 @service_options
 def export(form: str, limit: int | None, url: str, db: str, **filters: Any) -> None:
-    """Write findings to standard output, all that the filters leave."""
+    """Write all findings that match the filters to standard output."""
     with exit_codes(), service_at(url, db) as service:
         write(EXPORTS[form](service, filters, limit))
 
 
 def register() -> None:
-    """Add the commands."""
+    """Register the commands."""
     for command in (scan, gate, export):
         main.add_command(command)

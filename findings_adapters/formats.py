@@ -1,8 +1,8 @@
-"""Reports of scanners that are no SARIF: each known tool has a reader, and what it reads goes on as a SARIF document.
+"""Readers of scanners' own report formats, and their conversion to SARIF documents.
 
-A file is known by what it holds. A reader gives findings, and `as_sarif` writes them as results that carry their tasks
-whole, so that the rest of `scan` has one format to deal with. A report that says that its tool failed is refused, and
-what a tool could not look at is a finding of its own: neither must look like a clean scan.
+The format of a file is recognized by its content, that of an empty list by the file's name. A reader yields findings,
+and `as_sarif` writes them as results with complete tasks, so that the rest of `scan` only processes SARIF. A report of
+a failed tool is refused, and what a tool could not check becomes a finding: neither must look like a clean scan.
 """
 
 from __future__ import annotations
@@ -28,37 +28,29 @@ from findings_adapters.sarif.models import IDENTITY, OLD_IDENTITY, OURS, Result,
 from findings_adapters.sarif.reading import DESCRIPTION, RULE_TEXT, VERSION, parse, without_nul
 from findings_adapters.sarif.source import NOTICES, Checkout, objects_at, reading_of, with_source
 from findings_features.labels import cut_bytes, foreign_labels, plain_text
-from findings_service import (
-    NOT_JSON,
-    SEVERITIES,
-    UNCHECKED,
-    Parsed,
-    Problem,
-    ValidationFailed,
-    truncate,
-)
+from findings_service import NOT_JSON, SEVERITIES, UNCHECKED, Json, Parsed, Problem, ValidationFailed, truncate
 
-MESSAGE = 500  # characters, like the next
-TEXT = 4096  # what is looked at of a text that is cut to less
-parse_any_weight = partial(parse, weight=math.inf)  # the service checks the parts that it is sent
+MESSAGE = 500  # characters of an error message
+TEXT = 4096  # characters of a text that are read before it is cut
+parse_any_weight = partial(parse, weight=math.inf)  # the service checks the weight of each part that is sent
 
 
 def refusal(detail: str) -> ValidationFailed:
-    """Return the error that tells why a report cannot be used."""
+    """Return the error for a report that cannot be used; its message is `detail`, as one line of limited length."""
     return ValidationFailed([Problem(truncate(" ".join(detail.split()), MESSAGE), "")])
 
 
 # ---------------------------------------------------------------------------
-# What readers give
+# Findings and report objects
 # ---------------------------------------------------------------------------
 
 
 class ReadFinding(Struct):
-    """What a tool found, in its own words and of any length.
+    """Finding in a tool's report, with texts as the tool wrote them, of any length.
 
-    It is in a file (`path`) or on a `page`, or in a `part` of it: an element by its selector, a package by its name.
-    `mark` replaces code that must not be stored. With `has_message`, the title distinguishes it from others of its rule
-    if there is no code.
+    It is in a file (`path`) or on a `page`, or in a `part` of it: an element (by selector) or a package (by name).
+    `mark` identifies the finding in place of code that must not be stored. If `has_message` is set and `code` and
+    `mark` are empty, the title is part of the finding's identity.
     """
 
     title: str
@@ -79,26 +71,26 @@ class ReadFinding(Struct):
 
     @property
     def place(self) -> str:
-        """Where it is, without the line."""
+        """File or page of the finding, followed by the part in it, if any: `path: part`."""
         return ": ".join(filter(None, (self.path or self.page, self.part)))
 
     @property
     def uri(self) -> str:
-        """The file or page as a URI."""
+        """URL of the page, else the path of the file as a URI."""
         return self.page or quote(self.path, errors="replace")
 
     def identities(self, tool: str, renames: Mapping[str, str]) -> Identities:
-        """Return the identities of the finding, as of a SARIF result, also under its earlier path."""
+        """Return the identities of the finding, as for a SARIF result, also for its earlier path in `renames`."""
         before = [replace(self, path=renames[self.path])] if self.path in renames else []
         places = [ResultPlace(each.place, code=[(None, self.code or self.mark)]) for each in (self, *before)]
         return identities_of(Result(), tool, self.rule, places, self.title if self.has_message else "")
 
-    def report(self) -> dict[str, Any]:
-        """Return it as a task is submitted, each text cut to what a task may have."""
-        fitting = [tag for tag in self.tags if len(tag) < TEXT]
-        rule, location, tags = foreign_labels(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
+    def report(self) -> Json:
+        """Return the finding as the JSON object of a submitted task; cut each text to the task's limits."""
+        tags_read = [tag for tag in self.tags if len(tag) < TEXT]
+        rule, location, tags = foreign_labels(self.rule[:TEXT], self.place[-TEXT:], self.line, tags_read)
         code = ResultPlace(location or "", code=[(None, self.code)]).evidence if self.code or self.line else ()
-        told = {
+        members = {
             "title": truncate(plain_text(self.title[:TEXT]) or rule or "Untitled", 500),
             "severity": self.severity,
             "status": "dismissed" if self.is_dismissed else None,
@@ -109,10 +101,10 @@ class ReadFinding(Struct):
             "location": location,
             "tags": tags and Raw(tags),
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in members.items() if value}
 
-    def result(self, known: Identities) -> dict[str, Any]:
-        """Return it as a SARIF result."""
+    def result(self, known: Identities) -> Json:
+        """Return a SARIF result with the complete task, which gets `known.former`; the other ids are fingerprints."""
         region = {"startLine": self.line} if self.line else {}
         place = {"physicalLocation": {"artifactLocation": {"uri": self.uri}, "region": region}}
         report = self.report()
@@ -121,29 +113,32 @@ class ReadFinding(Struct):
         return {
             "ruleId": self.rule,
             "message": {"text": report["title"]},
-            "locations": [place] if self.path else [],  # a page is no path, by which it could be left out
+            "locations": [place] if self.path else [],  # a page is not a path, which `--exclude` would match
             "fingerprints": {IDENTITY: known.id, OLD_IDENTITY: known.old},
             "properties": {OURS: report},
         }
 
 
 def unchecked(reason: str, **where: Any) -> ReadFinding:
-    """Return the finding that something was not looked at; `where` has the fields of its place."""
+    """Return a `not-checked` finding with a reason; `where` has further fields, such as its path."""
     return ReadFinding(f"Not checked: {reason}", "high", UNCHECKED, **where)
 
 
 def on_page(url: str) -> str:
-    """Say on which page something is, without what signs in there."""
+    """Return "On URL", without the credentials in the URL, or "" if the URL is empty."""
     return url and f"On {re.sub(r'//[^/?#@]*@', '//', url)}"
 
 
 def severity_of(word: str, otherwise: str = "medium") -> str:
-    """Return the severity that a word means; npm's moderate and trivy's UNKNOWN, say, are none."""
+    """Return the severity that a word names; if it names none, as npm's "moderate", return `otherwise`."""
     return word.lower() if word.lower() in SEVERITIES else otherwise
 
 
+Findings = Iterator[ReadFinding]
+
+
 class Row:
-    """An object of a report. What is not there, or null, is empty; what is of another kind than asked is refused."""
+    """JSON object of a report. A missing or null member reads as empty; a wrong type raises `ValueError`."""
 
     def __init__(self, members: Any) -> None:
         if not isinstance(members, dict):
@@ -158,32 +153,32 @@ class Row:
             raise ValueError(f"{name}: {error}") from None
 
     def __getitem__(self, name: str) -> str:
-        """Return a text, "" where there is none."""
+        """Return the text of a member, or "" if it is missing."""
         return self._get(name, str) or ""
 
     def number(self, name: str) -> float | None:
-        """Return a number."""
+        """Return the number in a member, or None if it is missing."""
         given: float | None = self._get(name, int | float)
         return given
 
     def line(self, name: str) -> int | None:
-        """Return the number of a line, None where it is none."""
+        """Return the number in a member as a line number, or None if it is missing or below 1."""
         return whole(self.number(name), 1)
 
     def items(self, name: str) -> list[Any]:
-        """Return an array."""
+        """Return the array in a member, or [] if it is missing."""
         return self._get(name, list) or []
 
     def texts(self, name: str) -> list[str]:
-        """Return the texts of an array."""
+        """Return the texts of the array in a member; skip items of other types."""
         return [each for each in self.items(name) if isinstance(each, str)]
 
     def row(self, name: str) -> Row:
-        """Return an object, an empty one where there is none."""
+        """Return the object in a member as a row, or an empty row if it is missing."""
         return Row(self._get(name, dict) or {})
 
     def rows(self, name: str) -> list[Row]:
-        """Return the objects of an array."""
+        """Return the items of the array in a member as rows. :raises TypeError: if an item is not an object."""
         return [Row(each) for each in self.items(name)]
 
 
@@ -195,37 +190,37 @@ IMPACT = {"critical": "critical", "serious": "high", "moderate": "medium", "mino
 
 
 def selector_of(node: Row) -> str:
-    """Return an element's selector: axe has one for each frame on the way, or a list, for each shadow tree."""
+    """Return an element's selectors as one text: axe lists one per frame, or in a frame one per shadow tree."""
     way = node.members.get("target") or ()
     steps = (each if isinstance(each, list) else [each] for each in ([way] if isinstance(way, str) else way))
     return " ".join(" >>> ".join(map(str, step)) for step in steps)
 
 
-def axe(page: Row) -> Iterator[ReadFinding]:
-    """Read what axe-core found (https://github.com/dequelabs/axe-core/blob/develop/doc/API.md#results-object).
+def axe(page: Row) -> Findings:
+    """Read a report of axe-core; results that people must review (`incomplete`) get the severity info.
 
-    What it leaves to people to look at, its `incomplete`, is told as information.
+    https://github.com/dequelabs/axe-core/blob/develop/doc/API.md#results-object
     """
     if not any(page.rows(kind) for kind in ("violations", "passes", "incomplete", "inapplicable")):
         raise refusal(f"axe applied no rule to {page['url'] or 'the page'}")
     for kind in ("violations", "incomplete"):
-        is_sure = kind == "violations"
+        is_violation = kind == "violations"
         for rule in page.rows(kind):
-            error = rule.members.get("error")  # which ended it early
+            error = rule.members.get("error")  # the rule ended early
             if error:
-                said = error.get("message") if isinstance(error, dict) else error
-                yield unchecked(f"{rule['help'] or rule['id']}: {said}", page=page["url"])
+                message = error.get("message") if isinstance(error, dict) else error
+                yield unchecked(f"{rule['help'] or rule['id']}: {message}", page=page["url"])
             for node in () if error else rule.rows("nodes"):
                 yield ReadFinding(
                     rule["help"] or rule["description"],
-                    IMPACT.get(node["impact"] or rule["impact"], "medium") if is_sure else "info",
+                    IMPACT.get(node["impact"] or rule["impact"], "medium") if is_violation else "info",
                     rule["id"],
                     page=page["url"],
                     part=selector_of(node),
                     code=node["html"],
                     description=(rule["description"], on_page(page["url"])),
                     fixes=(node["failureSummary"], rule["helpUrl"]),
-                    tags=[*(() if is_sure else ["needs-review"]), *rule.texts("tags")],
+                    tags=[*(() if is_violation else ["needs-review"]), *rule.texts("tags")],
                 )
 
 
@@ -233,9 +228,9 @@ PA11Y_TYPES = {"error": "high", "warning": "medium", "notice": "info"}
 HTMLCS = re.compile(r"(WCAG2A{1,3})\.Principle\d\.Guideline\d_\d\.(\d+)_(\d+)_(\d+)\..*")
 
 
-def pa11y(issue: Row, url: str = "") -> Iterator[ReadFinding]:
-    """Read what pa11y found (https://github.com/pa11y/pa11y), its criteria named as axe does: wcag143."""
-    if not issue["code"]:  # so pa11y-ci tells why it could not test a page
+def pa11y(issue: Row, url: str = "") -> Findings:
+    """Read an issue of pa11y (https://github.com/pa11y/pa11y); tag it with its criterion as axe does: wcag143."""
+    if not issue["code"]:  # pa11y-ci: the page could not be tested
         yield unchecked(f"{url or 'the page'} could not be tested: {issue['message']}", page=url)
         return
     criterion, extras = HTMLCS.fullmatch(issue["code"]), issue.row("runnerExtras")
@@ -252,8 +247,8 @@ def pa11y(issue: Row, url: str = "") -> Iterator[ReadFinding]:
     )
 
 
-def pa11y_ci(report: Row) -> Iterator[ReadFinding]:
-    """Read what pa11y-ci writes, by the pages' addresses (https://github.com/pa11y/pa11y-ci)."""
+def pa11y_ci(report: Row) -> Findings:
+    """Read a report of pa11y-ci, which lists issues by page URL (https://github.com/pa11y/pa11y-ci)."""
     pages = report.row("results")
     failed = [each["message"] for url in pages.members for each in pages.rows(url)[:1] if not each["code"]]
     if len(failed) == len(pages.members):
@@ -264,43 +259,39 @@ def pa11y_ci(report: Row) -> Iterator[ReadFinding]:
 
 
 LEARN_MORE = re.compile(r"\[([^\[\]]*)\]\((https?://[^()\s]+)\)")
-PASSED = 0.9  # the score from which on Lighthouse shows an audit as passed
-
-
-CUT_SHORT = re.compile("Results may be incomplete")  # where a page took too long
-
-
+PASSED = 0.9  # lowest score at which Lighthouse shows an audit as passed
+CUT_SHORT = re.compile("Results may be incomplete")  # in the warning for a page that took too long
 DEFAULT_PORTS = (80, 443)
 
 
 def final_url(report: Row) -> str:
-    """Return the address of the page that was looked at."""
+    """Return the URL of the page that Lighthouse audited, or "" if the report has none."""
     return report["finalDisplayedUrl"] or report["finalUrl"]
 
 
-def route_of(there: SplitResult) -> str:
-    """Return the fragment of an address if a page's program chooses by it what to show."""
-    return there.fragment if there.fragment.startswith(("/", "!")) else ""
+def route_of(url: SplitResult) -> str:
+    """Return the fragment of a URL if it is the route of a single-page application, else ""."""
+    return url.fragment if url.fragment.startswith(("/", "!")) else ""
 
 
-def page_key(there: SplitResult) -> tuple[str, int | None, str, str]:
-    """Return the parts of an address that all addresses of its page share. :raises ValueError: for a broken port."""
-    port = None if there.port in DEFAULT_PORTS else there.port
-    return (there.hostname or "").removeprefix("www."), port, there.path.rstrip("/"), route_of(there).strip("!/")
+def page_key(url: SplitResult) -> tuple[str, int | None, str, str]:
+    """Return host, port, path and route, which identify a page. :raises ValueError: if the port is invalid."""
+    port = None if url.port in DEFAULT_PORTS else url.port
+    return (url.hostname or "").removeprefix("www."), port, url.path.rstrip("/"), route_of(url).strip("!/")
 
 
 def is_same_page(wanted: str, final: str) -> bool:
-    """Return whether an address may be of the page that was asked for, which may get a scheme, www. and a query."""
+    """Return whether two URLs are of one page; `final` may have another scheme, `www.` and added parameters."""
     try:
-        asked, there = urlsplit(wanted), urlsplit(final)
-        is_same = page_key(asked) == page_key(there)
+        first, second = urlsplit(wanted), urlsplit(final)
+        is_same = page_key(first) == page_key(second)
     except ValueError:
         return wanted == final
-    return is_same and {*asked.query.split("&")} - {""} <= {*there.query.split("&")}
+    return is_same and {*first.query.split("&")} - {""} <= {*second.query.split("&")}
 
 
-def lighthouse(report: Row) -> Iterator[ReadFinding]:
-    """Read the audits that a page did not pass, each once, though it may count in several categories.
+def lighthouse(report: Row) -> Findings:
+    """Read a Lighthouse report: each audit that the page failed, once even if it is in several categories.
 
     https://github.com/GoogleChrome/lighthouse/blob/main/docs/understanding-results.md
     """
@@ -324,22 +315,22 @@ def lighthouse(report: Row) -> Iterator[ReadFinding]:
         yield from lighthouse_audit(report, audit, named, severity)
 
 
-def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Iterator[ReadFinding]:
-    """Give a finding for each element that an audit says has failed, for the page where it names none."""
+def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Findings:
+    """Yield a finding for each element that failed an audit, or one for the page if the audit names no element."""
     url, details = final_url(report), audit.row("details")
-    how, score = audit["scoreDisplayMode"], audit.number("score")
-    if how == "error":
+    mode, score = audit["scoreDisplayMode"], audit.number("score")
+    if mode == "error":
         yield unchecked(f"{audit['title']}: {audit['errorMessage']}", page=url)
-    if how in ("error", "informative") or score is None or score >= PASSED:
+    if mode in ("error", "informative") or score is None or score >= PASSED:
         return
     items = details.members.get("items")
     items = items if isinstance(items, list) else []
     nodes = [each.get("node") for each in items if isinstance(each, dict)]
     elements = [Row(each) for each in nodes if isinstance(each, dict) and each.get("selector")]
-    words = audit["description"][:TEXT]
-    told = cut_bytes(msgspec.json.encode(items).decode(), RULE_TEXT) if any(items) and not elements else ""
+    description = audit["description"][:TEXT]
+    details_text = cut_bytes(msgspec.json.encode(items).decode(), RULE_TEXT) if any(items) and not elements else ""
     for number, node in enumerate(elements or [Row({})]):
-        log = [{"type": "log", "label": "What Lighthouse tells of it", "content": told}] if told else ()
+        log = [{"type": "log", "label": "Details from Lighthouse", "content": details_text}] if details_text else ()
         yield ReadFinding(
             ": ".join(filter(None, (audit["title"], audit["displayValue"]))),
             IMPACT.get(details.row("debugData")["impact"], severity),
@@ -347,8 +338,8 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
             page=url,
             part=node["selector"],
             code=node["snippet"],
-            description=(LEARN_MORE.sub(r"\1", words), on_page(url)),
-            fixes=(node["explanation"], *(link[2] for link in LEARN_MORE.finditer(words))),
+            description=(LEARN_MORE.sub(r"\1", description), on_page(url)),
+            fixes=(node["explanation"], *(link[2] for link in LEARN_MORE.finditer(description))),
             tags=[*groups, *details.row("debugData").texts("tags")],
             evidence=[*(lighthouse_picture(report, node.row("boundingRect")) if number == 0 else ()), *log],
         )
@@ -358,7 +349,7 @@ PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 
 def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
-    """Return the page's screenshot as evidence, the whole one if it fits, and where on it an element is."""
+    """Return evidence with the full page's screenshot, else the final view's, or () if neither is small enough."""
     page = report.row("fullPageScreenshot").row("screenshot")["data"]
     pictures = (page, report.row("audits").row("final-screenshot").row("details")["data"])
     fitting = next((each for each in pictures if len(each) <= SNIPPET and PICTURE.fullmatch(each)), None)
@@ -373,8 +364,8 @@ def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
 # ---------------------------------------------------------------------------
 
 
-def bandit(report: Row) -> Iterator[ReadFinding]:
-    """Read what bandit found; it writes lines with their numbers, of which the finding's own is taken."""
+def bandit(report: Row) -> Findings:
+    """Read a report of bandit; of the numbered code lines of a result, use only the line of the finding."""
     for error in report.rows("errors"):
         yield unchecked(error["reason"], path=error["filename"].removeprefix("./"))
     for each in report.rows("results"):
@@ -393,8 +384,8 @@ def bandit(report: Row) -> Iterator[ReadFinding]:
         )
 
 
-def eslint(file: Row) -> Iterator[ReadFinding]:
-    """Read what ESLint found (https://eslint.org/docs/latest/use/formatters/#json)."""
+def eslint(file: Row) -> Findings:
+    """Read ESLint's messages for a file (https://eslint.org/docs/latest/use/formatters/#json)."""
     path, lines = file["filePath"], file["source"].splitlines()
     for each in file.rows("messages"):
         line = each.line("line")
@@ -412,8 +403,8 @@ def eslint(file: Row) -> Iterator[ReadFinding]:
         )
 
 
-def mypy(each: Row) -> Iterator[ReadFinding]:
-    """Read what mypy found (`mypy --output json`); at a file that it cannot parse it stops, whatever else there is."""
+def mypy(each: Row) -> Findings:
+    """Read a message of mypy (`mypy --output json`); mypy stops at a syntax error, which becomes `not-checked`."""
     if each["code"] == "syntax":
         yield unchecked(f"mypy stopped at {each['file']}:{each.line('line') or 1}: {each['message']}")
         return
@@ -431,8 +422,8 @@ def mypy(each: Row) -> Iterator[ReadFinding]:
 PYLINT_TYPES = {"error": "high", "warning": "medium", "refactor": "low", "convention": "low"}
 
 
-def pylint(each: Row) -> Iterator[ReadFinding]:
-    """Read what pylint found (`--output-format=json`)."""
+def pylint(each: Row) -> Findings:
+    """Read a message of pylint (`--output-format=json`)."""
     if each["type"] == "fatal" or each["symbol"] == "syntax-error":
         yield unchecked(each["message"], path=each["path"], line=each.line("line"))
         return
@@ -448,25 +439,25 @@ def pylint(each: Row) -> Iterator[ReadFinding]:
     )
 
 
-def pylint_2(report: Row) -> Iterator[ReadFinding]:
-    """Read pylint's newer form (`--output-format=json2`)."""
+def pylint_2(report: Row) -> Findings:
+    """Read a report of pylint in the newer format (`--output-format=json2`)."""
     for each in report.rows("messages"):
         yield from pylint(each)
 
 
-FAILURES = ("failure", "error")  # of a case
+FAILURES = ("failure", "error")  # elements in a test case
 SUITES = ("testsuites", "testsuite")
 
 
 class Tests(Struct):
-    """The test cases of all JUnit files of a command, which are judged together: one class may have none."""
+    """Counter of the tests that ran, over all JUnit files of a command; a single file may have none."""
 
     files: list[str] = []
     run: int = 0
     error: str = ""
 
     def add(self, name: str, document: ElementTree.Element) -> None:
-        """Count the cases of a file."""
+        """Count the tests of a file that ran, without those with an error; keep the first error's message."""
         self.files.append(name)
         for case in document.iter("testcase"):
             if (error := case.find("error")) is not None:
@@ -475,39 +466,39 @@ class Tests(Struct):
                 self.run += 1
 
     def require_some(self) -> None:
-        """Check that a test was run. :raises ValidationFailed: if all were skipped, or ended with an error."""
+        """Check that, if files were added, a test ran. :raises ValidationFailed: if none ran without an error."""
         if self.files and not self.run:
-            reason = f"nothing but errors: {self.error}" if self.error else "no test was run"
+            reason = f"all tests ended with an error: {self.error}" if self.error else "no test was run"
             raise refusal(f"{', '.join(self.files)}: {reason}")
 
 
-def junit(tests: ElementTree.Element) -> Iterator[ReadFinding]:
-    """Read the tests that failed (https://github.com/testmoapp/junitxml), and suites that count more than they show."""
-    yield from uncounted(tests)
+def junit(tests: ElementTree.Element) -> Findings:
+    """Read failed tests, errors outside of them, and unlisted failures (https://github.com/testmoapp/junitxml)."""
+    yield from unlisted_failures(tests)
     for case in tests.iter("testcase"):
         failure = next((each for each in case if each.tag in FAILURES), None)
         if failure is None and case.get("status") != "failed":
             continue
         name, group, file = (case.get(key, "") for key in ("name", "classname", "file"))
-        told = case if failure is None else failure
-        log = cut_bytes("".join(told.itertext()).strip(), SNIPPET)
-        said = told.get("message", "").strip() or log or "failure"
+        element = case if failure is None else failure
+        log = cut_bytes("".join(element.itertext()).strip(), SNIPPET)
+        message = element.get("message", "").strip() or log or "failure"
         yield ReadFinding(
-            f"{name}: {said.splitlines()[0]}",
+            f"{name}: {message.splitlines()[0]}",
             "high",
             ".".join(filter(None, (group, name))),
             path=file,
             part="" if file else group,
-            description=(told.get("message"),),
+            description=(element.get("message"),),
             tags=["failure" if failure is None else failure.tag],
-            evidence=[{"type": "log", "label": "What the test says", "content": log}] if log else (),
+            evidence=[{"type": "log", "label": "Output of the test", "content": log}] if log else (),
         )
 
 
-def uncounted(tests: ElementTree.Element) -> Iterator[ReadFinding]:
-    """Yield a finding for each error outside of a case, and for failures that no case of a suite shows.
+def unlisted_failures(tests: ElementTree.Element) -> Findings:
+    """Yield findings for errors outside of test cases, and for failures that a suite counts but does not list.
 
-    It names no place: the findings of a suite's cases have other locations than the suite.
+    The findings have no place, because a suite's location differs from those of its cases.
     """
     shown = dict[ElementTree.Element, int]()
     for each in reversed([*tests.iter()]):  # inner ones come first
@@ -516,12 +507,12 @@ def uncounted(tests: ElementTree.Element) -> Iterator[ReadFinding]:
             count = sum(inner.tag in FAILURES for inner in each) or int(each.get("status") == "failed")
         elif each.tag in SUITES:
             for error in each.findall("error"):
-                said = error.get("message") or "".join(error.itertext()).strip() or "an error without a message"
-                reasons.append(said)
+                message = error.get("message") or "".join(error.itertext()).strip() or "an error without a message"
+                reasons.append(message)
                 count += 1
             total = sum(int(number) for key in ("errors", "failures") if (number := each.get(key, "")).isdecimal())
             if total > count:
-                reasons.append(f"failures that the report counts and does not show: {total - count:,}")
+                reasons.append(f"failures that the report counts but does not list: {total - count:,}")
                 count = total
         for reason in reasons:
             yield unchecked(": ".join(filter(None, (name, reason))), mark=name)
@@ -533,8 +524,8 @@ def uncounted(tests: ElementTree.Element) -> Iterator[ReadFinding]:
 # ---------------------------------------------------------------------------
 
 
-def npm_audit(report: Row) -> Iterator[ReadFinding]:
-    """Read the advisories, each of the package that it is about: for one that only depends on it, `via` is a name."""
+def npm_audit(report: Row) -> Findings:
+    """Read the advisories of packages; skip each `via` that only names another vulnerable package."""
     packages = report.row("vulnerabilities")
     for name in packages.members:
         package = packages.row(name)
@@ -552,8 +543,8 @@ def npm_audit(report: Row) -> Iterator[ReadFinding]:
             )
 
 
-def pip_audit(report: Row) -> Iterator[ReadFinding]:
-    """Read the vulnerabilities. There is no severity in them: they count as high, as pip-audit fails by any."""
+def pip_audit(report: Row) -> Findings:
+    """Read vulnerabilities. They have no severities; all get high, because pip-audit fails if there is any."""
     packages = report.rows("dependencies")
     skipped = [each for each in packages if each["skip_reason"]]
     if len(skipped) == len(packages):
@@ -575,10 +566,10 @@ def pip_audit(report: Row) -> Iterator[ReadFinding]:
             )
 
 
-def trivy(report: Row) -> Iterator[ReadFinding]:
-    """Read what trivy found (https://trivy.dev/latest/docs/configuration/reporting/#json); clean, it has no results.
+def trivy(report: Row) -> Findings:
+    """Read a report of trivy (https://trivy.dev/latest/docs/configuration/reporting/#json).
 
-    Of a secret, only the line in which trivy itself has masked it stands for it.
+    A clean report has no `Results`. A secret is identified by its line of code, in which trivy has masked the secret.
     """
     kinds = ("Vulnerabilities", "Misconfigurations", "Secrets", "Licenses")
     found = [(part["Target"], each) for part in report.rows("Results") for kind in kinds for each in part.rows(kind)]
@@ -605,8 +596,8 @@ def trivy(report: Row) -> Iterator[ReadFinding]:
 REVOKE = "Revoke the secret, then remove it from the code"
 
 
-def gitleaks(leak: Row) -> Iterator[ReadFinding]:
-    """Read where gitleaks found secrets, without these (https://github.com/gitleaks/gitleaks#reports)."""
+def gitleaks(leak: Row) -> Findings:
+    """Read the place of a secret; do not store the secret (https://github.com/gitleaks/gitleaks#reports)."""
     yield ReadFinding(
         leak["Description"] or leak["RuleID"],
         "high",
@@ -620,8 +611,8 @@ def gitleaks(leak: Row) -> Iterator[ReadFinding]:
     )
 
 
-def detect_secrets(report: Row) -> Iterator[ReadFinding]:
-    """Read a baseline (https://github.com/Yelp/detect-secrets); what its audit calls no secret comes in dismissed."""
+def detect_secrets(report: Row) -> Findings:
+    """Read a baseline (https://github.com/Yelp/detect-secrets); dismiss secrets audited as false positives."""
     results = report.row("results")
     for path, secret in [(file, each) for file in results.members for each in results.rows(file)]:
         yield ReadFinding(
@@ -637,12 +628,12 @@ def detect_secrets(report: Row) -> Iterator[ReadFinding]:
 
 
 # ---------------------------------------------------------------------------
-# Which tool wrote a file
+# Recognizing formats
 # ---------------------------------------------------------------------------
 
 
 class Known(Struct):
-    """A form of a known tool, by the members that its object has; a list of such objects is of the same form."""
+    """Report format of a tool, recognized by `members`: the names, with spaces between, that each object has."""
 
     tool: str
     members: str
@@ -650,7 +641,7 @@ class Known(Struct):
     may_be_empty: bool = False  # whether the tool writes [] when it finds nothing
 
     def fits(self, objects: Any) -> bool:
-        """Tell whether objects are of this form."""
+        """Return whether each item is an object with the members of this format; true if there are no items."""
         wanted = {*self.members.split()}
         return all(isinstance(each, dict) and wanted <= each.keys() for each in objects)
 
@@ -673,86 +664,88 @@ KNOWN = (
 )
 JUNIT = Known("JUnit", "", junit)
 
-# What writes SARIF where it is asked to: the members of its own format, and how it is asked.
+# Formats that are not supported: the members that identify each, and the advice in the error message.
 ADVICE = (
-    ("results errors paths version", "have semgrep write SARIF: semgrep scan --sarif"),
-    ("code filename location noqa_row", "have ruff write SARIF: ruff check --output-format sarif"),
-    ("check_type results summary", "have checkov write SARIF: checkov --output sarif"),
-    ("Issues Report", "have golangci-lint write SARIF: golangci-lint run --output.sarif.path FILE"),
-    ("Issues Stats GosecVersion", "have gosec write SARIF: gosec -fmt sarif"),
-    ("file line endLine column level code message", "have shellcheck-sarif make SARIF of what shellcheck writes"),
-    ("file line column level code message", "have hadolint write SARIF: hadolint --format sarif"),
-    ("matches source descriptor", "have grype write SARIF: grype --output sarif"),
-    ("vulnerabilities packageManager", "have snyk write SARIF: snyk test --sarif"),
-    ("scan_info warnings ignored_warnings", "have brakeman write SARIF: brakeman --format sarif"),
-    ("advisories metadata", "have npm 7 or newer write it: npm audit --json"),
-    ("id impact nodes helpUrl", "write all that axe.run() returns, not its violations alone"),
-    ("violations toolOptions", "have axe write passes too, by its reporter v1 or v2: they say that it looked"),
-    ("lighthouseResult", "write the member lighthouseResult of what the API returns"),
-    ("steps name", "of a user flow of Lighthouse, write the lhr of each step"),
-    ("isRepresentativeRun jsonPath", "name the files of its jsonPath"),
-    ("auditId assertion", "name Lighthouse CI's lhr-*.json, not what it asserted"),
+    ("results errors paths version", "use semgrep's SARIF output: semgrep scan --sarif"),
+    ("code filename location noqa_row", "use ruff's SARIF output: ruff check --output-format sarif"),
+    ("check_type results summary", "use checkov's SARIF output: checkov --output sarif"),
+    ("Issues Report", "use golangci-lint's SARIF output: golangci-lint run --output.sarif.path FILE"),
+    ("Issues Stats GosecVersion", "use gosec's SARIF output: gosec -fmt sarif"),
+    ("file line endLine column level code message", "convert shellcheck's output with shellcheck-sarif"),
+    ("file line column level code message", "use hadolint's SARIF output: hadolint --format sarif"),
+    ("matches source descriptor", "use grype's SARIF output: grype --output sarif"),
+    ("vulnerabilities packageManager", "use snyk's SARIF output: snyk test --sarif"),
+    ("scan_info warnings ignored_warnings", "use brakeman's SARIF output: brakeman --format sarif"),
+    ("advisories metadata", "use npm 7 or newer: npm audit --json"),
+    ("id impact nodes helpUrl", "write the whole result of axe.run(), not only its violations"),
+    ("violations toolOptions", "use axe's reporter v1 or v2, which writes passes too: they show that axe ran"),
+    ("lighthouseResult", "write only the member lighthouseResult of the API's response"),
+    ("steps name", "for a Lighthouse user flow, write the lhr of each step"),
+    ("isRepresentativeRun jsonPath", "pass the files that its jsonPath names"),
+    ("auditId assertion", "pass Lighthouse CI's lhr-*.json, not its assertion results"),
 )
-ACCEPTED = f"known are SARIF, and the JSON of {', '.join(dict.fromkeys(each.tool for each in KNOWN))}, and JUnit's XML"
+ACCEPTED = f"known formats: SARIF, JSON of {', '.join(dict.fromkeys(each.tool for each in KNOWN))}, and JUnit XML"
 
 
 XML_CONTROLS = bytes({*range(32)} - {9, 10, 13})
 
 
 def xml_of(text: bytes) -> ElementTree.Element:
-    """Read XML whose document type defines no entities, which may grow without end or name files.
+    """Parse XML; refuse a document type definition, because entities may expand without limit or read files.
 
-    Control characters, which XML must not have and tests print, are left out.
+    Control characters are removed: XML does not allow them, but the output of tests may contain them.
     """
 
     def refuse(_: str, *more: Any) -> None:
         if any(more):
-            raise refusal("XML with a document type that is more than a name is not read")
+            raise refusal("contains a document type definition, which is not accepted; remove the definition")
 
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, refuse
     try:
         parser.Parse(text if b"\0" in text else text.translate(None, XML_CONTROLS), True)
-    except (expat.ExpatError, LookupError, ValueError) as error:  # the latter for encodings
-        raise refusal(f"is broken XML: {error}") from None
+    except (expat.ExpatError, LookupError, ValueError) as error:  # ValueError: an unknown encoding
+        raise refusal(f"is not well-formed XML: {error}") from None
     return builder.close()
 
 
-# One half of a sign, where a tool has cut a text in the middle of it (RFC 8259, 8.2).
+# Half of a surrogate pair, from a tool that cut a text in the middle of a character (RFC 8259, 8.2).
 HIGH, LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (HIGH, LOW, HIGH, LOW))
 
 
 def document_of(text: bytes) -> tuple[Any, bytes]:
-    """Parse a file as JSON, JSON lines or XML; return UNSET for anything else.
+    """Parse a file as JSON, JSON lines or XML; return the document, or UNSET for anything else, and the text.
 
-    The text is returned too, mended where a tool has written half a sign.
+    In JSON, U+FFFD replaces each escaped NUL, and each unpaired surrogate if it cannot be parsed otherwise.
+
+    :raises ValidationFailed: if it starts with < but is not well-formed XML, or has a document type definition.
     """
     if text.lstrip().startswith(b"<"):
         return xml_of(text), text
-    text = without_nul(text)  # which is refused in a task
-    for told in (text, LONE_SURROGATE.sub(rb"\\ufffd", text)):
+    text = without_nul(text)  # a task must not contain NUL
+    for candidate in (text, LONE_SURROGATE.sub(rb"\\ufffd", text)):
         for decode in (msgspec.json.decode, msgspec.json.Decoder().decode_lines):
             with contextlib.suppress(*NOT_JSON):
-                return decode(told), told
+                return decode(candidate), candidate
     return msgspec.UNSET, text
 
 
 def objects_of(document: Any) -> list[Any]:
-    """Return the items of a document; null is an empty list, as some tools write it."""
+    """Return the document if it is a list, [] for null (which some tools write), else a list with the document."""
     return document if isinstance(document, list) else [] if document is None else [document]
 
 
 def form_of(name: str, document: Any) -> Known | None:
-    """Return the form of a document, None where that is left to the reader of SARIF.
+    """Return the format of a document, or None if the SARIF parser must read or refuse it.
 
-    :raises ValidationFailed: for what is not known.
+    :raises ValidationFailed: if the format is unknown or not supported, or the tool wrote an error message instead.
     """
     if isinstance(document, ElementTree.Element):
         if document.tag in SUITES:
             return JUNIT
-        raise refusal(f"is XML of no known format; {ACCEPTED}")
+        raise refusal(f"is XML of an unknown format; {ACCEPTED}")
     objects = objects_of(document)
     if not objects:
         empty = {each.tool: each for each in KNOWN if each.may_be_empty}
@@ -760,14 +753,14 @@ def form_of(name: str, document: Any) -> Known | None:
         if len(named) == 1:
             return named[0]
         text = msgspec.json.encode(document).decode()
-        raise refusal(f"{text} does not name the tool that found nothing; name the file after it: {' or '.join(empty)}")
+        raise refusal(f"{text} does not identify the tool; put its name into the file name: {' or '.join(empty)}")
     if form := next((each for each in KNOWN if each.fits(objects)), None):
         return form
     first = objects[0] if isinstance(objects[0], dict) else {}
-    if advice := next((told for marks, told in ADVICE if {*marks.split()} <= first.keys()), None):
-        raise refusal(f"is of a format that is not read; {advice}")
+    if advice := next((each for marks, each in ADVICE if {*marks.split()} <= first.keys()), None):
+        raise refusal(f"is in a format that is not supported; {advice}")
     if isinstance(document, list) and "runs" in first:
-        raise refusal("is an array of SARIF documents; write each into a file of its own")
+        raise refusal("is an array of SARIF documents; write each to its own file")
     is_sarif = "runs" in first or "sarif" in str(first.get("$schema")).lower() or first.get("version") == VERSION
     if is_sarif or document is msgspec.UNSET:
         return None
@@ -776,26 +769,26 @@ def form_of(name: str, document: Any) -> Known | None:
     reasons = [each for each in (first.get("message"), *details) if isinstance(each, str) and each]
     if reasons and "error" in first:
         raise refusal(f"reports an error: {': '.join(reasons)}")
-    raise refusal(f"is of no known format; {ACCEPTED}")
+    raise refusal(f"is in an unknown format; {ACCEPTED}")
 
 
-def findings_of(form: Known, document: Any) -> Iterator[ReadFinding]:
-    """Read a document of a known form. :raises ValidationFailed: where it is broken, or its tool failed."""
+def findings_of(form: Known, document: Any) -> Findings:
+    """Yield the findings in a document. :raises ValidationFailed: if it is invalid, or its tool failed."""
     try:
         for each in objects_of(document):
             yield from form.read(each if form is JUNIT else Row(each))
     except (TypeError, ValueError) as error:
-        raise refusal(f"is no report of {form.tool} as it is known: {error}") from None
+        raise refusal(f"is not a valid report of {form.tool}: {error}") from None
 
 
 def page_of(url: str) -> str:
-    """Return a page as a location begins with it: without the host, which is another one for each preview."""
+    """Return path, query and route of a page's URL, without the host, which differs between previews of a site."""
     try:
-        there = urlsplit(url)
+        parts = urlsplit(url)
     except ValueError:
         return url
-    route = f"#{route_of(there)}" if route_of(there) else ""
-    return f"{there.path or '/'}{f'?{there.query}' if there.query else ''}{route}" if there.netloc else url
+    route = f"#{route_of(parts)}" if route_of(parts) else ""
+    return f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}{route}" if parts.netloc else url
 
 
 NO_RENAMES: Mapping[str, str] = {}
@@ -804,13 +797,15 @@ NO_RENAMES: Mapping[str, str] = {}
 def as_sarif(
     name: str, text: bytes, source: str | None, most: int, tests: Tests, renames: Mapping[str, str] = NO_RENAMES
 ) -> tuple[bytes, int | None]:
-    """Return a file as a SARIF document, and how many results their messages identify: None if it was one already.
+    """Convert a file to SARIF; return it with the number of results that are identified by their messages.
+
+    The number is None for a file that is SARIF, or that is left for `parse` to refuse.
 
     :param source: the checkout, for relative paths and code that is not in the file.
-    :param tests: what counts the tests of all files.
-    :param renames: paths with those that the files had before.
-    :param most: bytes that the document may have.
-    :raises ValidationFailed: where the file is of no known format, of a tool that failed, or comes to more.
+    :param tests: the counter to which the tests of a JUnit file are added.
+    :param renames: maps the paths of files to their earlier paths.
+    :param most: limit in bytes of the results of the conversion.
+    :raises ValidationFailed: if the format is unknown, the tool failed, or the results are over `most`.
     """
     document, text = document_of(text)
     form = form_of(name, document)
@@ -825,27 +820,27 @@ def as_sarif(
         if checkout and (uri := checkout.relative(finding.uri)):
             finding.path, finding.page = unquote(uri), ""
         if checkout and finding.path and finding.line and not (finding.code or finding.mark):
-            finding.code = checkout.line(finding.path, finding.line)  # where it may be shown
+            finding.code = checkout.line(finding.path, finding.line)  # "" if the file must not be shown
         known = finding.identities(form.tool, renames)
         by_message += known.by_message
         results.append(Raw(msgspec.json.encode(finding.result(known))))
         most -= memoryview(results[-1]).nbytes
         if most < 0:
-            raise refusal("comes to more SARIF than FINDINGS_MAX_SARIF lets through: split it, or raise that")
+            raise refusal("converts to more SARIF than FINDINGS_MAX_SARIF allows; split it, or raise that limit")
     log = {"version": VERSION, "runs": [{"tool": {"driver": {"name": form.tool}}, "results": results}]}
     return msgspec.json.encode(log), by_message
 
 
-def add_unchecked(log: dict[str, Any], parsed: Parsed) -> bool:
-    """Add the `not-checked` findings of a SARIF document to its results, so that it can be sent in parts.
+def add_unchecked(log: Json, parsed: Parsed) -> bool:
+    """Add the `not-checked` findings that `parse` derived to a document's results; return whether there are any.
 
-    Return whether there are any. The document says nothing more of what failed then.
+    Then the document can be sent in parts. The failed runs and notifications that caused the findings are removed.
     """
     is_partial = False
     for report, (_, pointer) in zip(parsed.reports, parsed.extensions, strict=True):
         _, _, run, _, number, *_ = pointer.split("/")
         results = log["runs"][int(run)]["results"]
-        if int(number) == len(results):  # which only what was not checked has
+        if int(number) == len(results):  # only `not-checked` findings have this index
             finding = ReadFinding(report.title, "high", UNCHECKED, path=report.place[0])
             name = report.external_id or ""
             results.append(finding.result(Identities(name, old=name)))

@@ -1,6 +1,6 @@
-"""What accepts most good extensions in microseconds: jsonschema-rs (https://docs.rs/jsonschema), where it is installed.
+"""Fast acceptance of most valid extensions by jsonschema-rs (https://docs.rs/jsonschema).
 
-It only ever accepts. What it does not accept jsonschema judges, which finds the words for it, too.
+It takes microseconds and never refuses: jsonschema validates all other extensions, and supplies the error messages.
 """
 
 from __future__ import annotations
@@ -11,30 +11,23 @@ from typing import Any
 
 import regex
 
-from findings_service import (
-    ENDS_THE_PROCESS,
-    KIB,
-    REGISTRY,
-    draft_of,
-    log,
-    pattern_cost,
-)
+from findings_service import EXIT_EXCEPTIONS, KIB, REGISTRY, draft_of, log, pattern_cost
 
-# What a schema may hold for jsonschema-rs to accept extensions before jsonschema sees them: no references, nothing
-# that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little:
-# it takes a microsecond to tell two numbers apart, so that none stands in an enum or const.
+# Keywords of schemas with which jsonschema-rs may accept extensions without jsonschema. Excluded are references, those
+# that refuse more if a subschema accepts more (not, if, oneOf), and slow ones: comparing two numbers takes a
+# microsecond, so `const` and numbers in an `enum` are excluded.
 SAFE_KEYWORD = regex.compile(
     r"\$(?:comment|id|schema)|title|description|default|deprecated|examples|type|enum|pattern|required|properties"
     r"|(?:max|min)(?:imum|Items|Length|Properties)|exclusiveM(?:ax|in)imum|additionalProperties|a(?:ll|ny)Of"
     r"|items|prefixItems"
 )
 SAFE_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
-SAFE_WEIGHT = 8 * KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
-PART_WEIGHT = 8  # characters that cost what a part does: a dot is ten states for Rust
-# The weight of a schema times the characters of extensions that jsonschema-rs may judge in one call, which nothing can
-# interrupt. The worst found: 10 ns each for `maximum` over floats, 6 ns for `(.?){1000}` over characters of four bytes.
+SAFE_WEIGHT = 8 * KIB  # limit for a schema: its characters, plus PART_WEIGHT for each part of its patterns
+PART_WEIGHT = 8  # characters that cost as much as a part: Rust compiles a dot to ten states
+# Limit of a schema's weight times the characters of extensions in one call of jsonschema-rs, which nothing can
+# interrupt. Worst cases: 10 ns per unit for `maximum` with floats, 6 ns for `(.?){1000}` of four-byte characters.
 FAST_WORK = 400_000
-# Patterns that Rust reads as Python does, or more narrowly; a++ it reads as (a+)+.
+# Patterns that match the same in Rust as in Python, or less. Rust reads a++ as (a+)+, so that is excluded.
 SAFE_PATTERN = regex.compile(
     r"(?!.*[*+?}]\+)(?:[\w /:,@#%&=~;'\"<>!-]|\\[-.+*?()\[\]{}^$|\\/]|\\d|[.|^$?*+)]|\((?:\?:|(?!\?))|\{\d+(?:,\d*)?\}"
     r"|\[\^?(?:[\w /:,@#%&=~;'\"<>!+*?().-]|\\[-.\\\[\]^/])+\])*",
@@ -43,7 +36,7 @@ SAFE_PATTERN = regex.compile(
 
 
 def safe_weight(schema: Any) -> float:
-    """Return what the patterns of a schema weigh for Rust, or infinity where two validators might disagree on it."""
+    """Return the weight of a schema's patterns, or infinity if jsonschema-rs must not be used."""
     if isinstance(schema, list):
         return sum(map(safe_weight, schema))
     if isinstance(schema, bool):
@@ -57,25 +50,25 @@ def safe_weight(schema: Any) -> float:
 
 
 def fast_validator(schema: Any, length: int) -> Callable[[Any, int], bool]:
-    """Return what accepts most good extensions of so many characters at once: jsonschema-rs, if it is here.
+    """Return a function that accepts most valid extensions of a schema of `length` characters.
 
-    It only ever accepts: jsonschema stays the judge of what is refused, and finds the words for it. It is given nothing
-    that could take its stack, memory or time: neither a schema that is large or out of that, nor large extensions.
+    Its arguments are the extensions and their number of characters; False means that jsonschema must validate them.
+    Schemas and extensions that could exhaust the stack, memory or time of jsonschema-rs are not passed to it.
     """
     weight = length + safe_weight(schema)
-    if weight <= SAFE_WEIGHT and "const" in draft_of(schema).VALIDATORS:  # which drafts 3 and 4 do not have
+    if weight <= SAFE_WEIGHT and "const" in draft_of(schema).VALIDATORS:  # drafts 3 and 4 do not have `const`
         try:
             import jsonschema_rs
 
             validator = jsonschema_rs.validator_for(schema, validate_formats=False)
             return lambda value, size: size * weight <= FAST_WORK and validator.is_valid(value)
-        except ENDS_THE_PROCESS:
+        except EXIT_EXCEPTIONS:
             raise
-        except BaseException as error:  # mostly a pattern that is good in Python alone; a panic at worst
+        except BaseException as error:  # mostly a pattern that is valid only in Python; at worst a panic
             log.debug("no fast validator: %r", error)
     return lambda *_: False
 
 
 def register() -> None:
-    """Have extensions accepted quickly."""
+    """Register the fast validator."""
     REGISTRY.fast_validator = fast_validator

@@ -1,8 +1,8 @@
-"""What a scan is told beside the findings: how bad each rule is, and which paths are left out.
+"""Configuration of a scan: severities by rule, and paths whose findings are left out.
 
-`findings.toml` (https://toml.io) says it for a project, options for one command, and ready maps for tools that mark
-everything `error`. All of it is applied to SARIF documents before they are sent, so that the service stores what was
-decided. Patterns of paths are gitignore's (https://git-scm.com/docs/gitignore#_pattern_format), by pathspec.
+It comes from `findings.toml` (https://toml.io) for a project, from options for one command, and from ready maps for
+tools that mark everything `error`. It is applied to SARIF documents before they are sent, so that the service stores
+its severities. Path patterns are gitignore's (https://git-scm.com/docs/gitignore#_pattern_format), matched by pathspec.
 """
 
 from __future__ import annotations
@@ -24,53 +24,45 @@ import msgspec
 import regex
 from msgspec import Struct
 
-from findings_client import Client, Json, in_json
-from findings_service import (
-    HTTP_URL,
-    KIB,
-    NAME_PATTERN,
-    SEVERITIES,
-    UNCHECKED,
-    ConfigurationError,
-    Parsed,
-)
+from findings_client import Client, Json, encode_json
+from findings_service import HTTP_URL, KIB, NAME_PATTERN, SEVERITIES, UNCHECKED, ConfigurationError, Parsed
 
-if TYPE_CHECKING:  # other commands do without SARIF
+if TYPE_CHECKING:  # other commands do not load SARIF
     from findings_adapters.sarif.reading import ParsedDocument
 
-OUR_MARKS = "findingsTaskService/"  # with which the names of our fingerprints and members begin
-# In a run's property bag: paths with those that the files had before, and the folder that relative paths lie in.
+OUR_PREFIX = "findingsTaskService/"  # prefix of the names of this service's fingerprints and properties
+# Run properties: a map from the paths of files to their earlier paths, and the folder that relative paths are in.
 RENAMES = "findingsTaskService/renames"
 FOLDER = "findingsTaskService/folder"
-OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and what it is known by in its fingerprints
+OURS = "findingsTaskService/v1"  # property with a whole task, and fingerprint with its external id
 FILE = "findings.toml"
 BARS = (*SEVERITIES, "none")
 NAMES = ", ".join(SEVERITIES)
 
 # ---------------------------------------------------------------------------
-# What is configured
+# Configuration
 # ---------------------------------------------------------------------------
 
 SOURCE_URL = r"(?:https?://|\{repository\})\S{0,1000}\{path\}\S{0,1000}\Z"
-TEXTS = {  # of the file, which stand for options: what they must match, and how that is said
+TEXTS = {  # keys of the file: option, pattern of the value, and its description in error messages
     "type": ("project_type", NAME_PATTERN, "the name of a project type, such as ruff"),
     "target": ("target", rf"\Z|{HTTP_URL}", 'an http or https URL, or "" for none'),
-    "source-url": ("source_url", SOURCE_URL, "an http or https URL, or {repository} and more, with {path} in it"),
-    "fail-on": ("fail_on", rf"(?:{'|'.join(BARS)})\Z", f"one of {', '.join(BARS)}"),
+    "source-url": ("source_url", SOURCE_URL, "an http or https URL with {path} in it; it may begin with {repository}"),
+    "fail-on": ("fail_on", rf"(?:{'|'.join(BARS)})\Z", f"one of: {', '.join(BARS)}"),
 }
 KEYS = sorted((*TEXTS, "exclude", "severity"))
 
 
 class SeverityRules(Struct, frozen=True):
-    """Severities by the beginning of a rule's id, and where they stand."""
+    """Severities by prefix of the rule id, and where they are configured."""
 
     where: str
     severities: Mapping[str, str]
 
     def decide(self, rule: str) -> tuple[str, str] | None:
-        """Return the severity of a rule, and the line that says so: the longest beginning that it has.
+        """Return the severity for the longest matching prefix of a rule id, and its source; None without a match.
 
-        The rule `not-checked` is decided by its whole name only.
+        The rule `not-checked` is matched only by its full name.
         """
         begins = rule.__eq__ if rule == UNCHECKED else rule.startswith
         prefix = max(filter(begins, self.severities), key=len, default=None)
@@ -78,41 +70,43 @@ class SeverityRules(Struct, frozen=True):
 
 
 class Config(Struct):
-    """What is configured: lines, the first that decide first; patterns with where they stand; and other options."""
+    """Severity rules in order of precedence, excluded path patterns with their sources, and option defaults."""
 
     lines: list[SeverityRules] = []
     patterns: list[tuple[str, str]] = []
     defaults: dict[str, str] = {}
 
     def with_options(self, severities: Iterable[str], patterns: Iterable[str]) -> Config:
-        """Return this with options, which win: their lines decide first, their patterns, as in a .gitignore, last.
+        """Return a configuration with `--severity` and `--exclude` options, which take precedence, and no defaults.
 
-        :raises ConfigurationError: for one that cannot be used.
+        Severities of options come first. Patterns of options come last: the last match decides, as in a .gitignore.
+
+        :raises ConfigurationError: if an option is invalid.
         """
-        given = dict(line_of(text) for text in severities)
+        given = dict(severity_option(text) for text in severities)
         more = [(each, "--exclude") for each in patterns]
         require_no_faults(pattern_faults("--exclude", patterns))
         return Config([SeverityRules("--severity", given), *self.lines], [*self.patterns, *more])
 
 
-def line_of(option: str) -> tuple[str, str]:
-    """Return the beginning of a rule's id and the severity that an option gives it."""
+def severity_option(option: str) -> tuple[str, str]:
+    """Parse a `--severity` option into the prefix of a rule id and its severity."""
     prefix, sign, severity = option.rpartition("=")
     if not sign or severity not in SEVERITIES:
-        raise ConfigurationError(f"--severity {option}: say PREFIX=LEVEL, the level one of {NAMES}")
+        raise ConfigurationError(f"--severity {option}: must be PREFIX=LEVEL; LEVEL must be one of: {NAMES}")
     return prefix, severity
 
 
 class Budget(Struct):
-    """The seconds that patterns may still take.
+    """Remaining time for matching patterns, in seconds.
 
-    A pattern with many `*` takes for ever on a long path, or a second on each of many.
+    A pattern with many `*` can run endlessly on a long path, or for a second on each of many paths.
     """
 
     left: float = 10.0
 
     def within(self, method: Callable[..., Any], path: str) -> Any:
-        """Match a regular expression against a path. :raises TimeoutError: if no time is left."""
+        """Call `method` of a compiled regex on a path. :raises TimeoutError: if the remaining time is used up."""
         began = time.perf_counter()
         try:
             return method(path, timeout=max(self.left, 0.001))
@@ -121,8 +115,8 @@ class Budget(Struct):
 
 
 def patterns_of(lines: Iterable[str]) -> Any:
-    """Return what lines of a .gitignore match."""
-    from pathspec import GitIgnoreSpec  # here, because no other command needs it
+    """Return a matcher for lines of a .gitignore; all its matches share one `Budget` of time."""
+    from pathspec import GitIgnoreSpec  # imported here, because no other command needs it
 
     spec: Any = GitIgnoreSpec.from_lines(lines)
     budget = Budget()
@@ -130,12 +124,12 @@ def patterns_of(lines: Iterable[str]) -> Any:
         if each.include is not None:
             found = regex.compile(each.regex.pattern)
             methods = {name: partial(budget.within, getattr(found, name)) for name in ("match", "search")}
-            each.regex = SimpleNamespace(**methods)  # which is all that pathspec uses
+            each.regex = SimpleNamespace(**methods)  # the methods that pathspec calls
     return spec
 
 
 def pattern_faults(where: str, patterns: Iterable[Any]) -> Iterator[str]:
-    """Yield an error for each pattern that is not valid in a .gitignore, or cannot match."""
+    """Yield an error message for each pattern that is invalid in a .gitignore, or a blank or comment line."""
     for pattern in patterns:
         with suppress(TypeError, ValueError, re.error):
             [made] = patterns_of([pattern]).patterns
@@ -145,60 +139,60 @@ def pattern_faults(where: str, patterns: Iterable[Any]) -> Iterator[str]:
 
 
 def read_config(name: str | None) -> Config:
-    """Return what a file says; without its name, `findings.toml` of the current folder, if there is one.
+    """Read a configuration file, by default `findings.toml` of the current folder if it exists.
 
-    :raises ConfigurationError: for a file that cannot be read or used, with all keys at fault and what would do.
+    :raises ConfigurationError: if it cannot be read or is invalid; the message lists all faults.
     """
     if name is None and not Path(FILE).is_file():
         return Config()
     path = name or FILE
-    told = read_toml(path)
-    require_no_faults(faults_in(told, path))
+    values = read_toml(path)
+    require_no_faults(faults_in(values, path))
     return Config(
-        [SeverityRules(f"{path}: [severity]", told.get("severity", {}))],
-        [(each, f"{path}: exclude") for each in told.get("exclude", [])],
-        {option: told[key] for key, (option, *_) in TEXTS.items() if key in told},
+        [SeverityRules(f"{path}: [severity]", values.get("severity", {}))],
+        [(each, f"{path}: exclude") for each in values.get("exclude", [])],
+        {option: values[key] for key, (option, *_) in TEXTS.items() if key in values},
     )
 
 
 def require_no_faults(faults: Iterable[str]) -> None:
-    """Check that there are no faults. :raises ConfigurationError: with all of them."""
-    if told := "; ".join(faults):
-        raise ConfigurationError(told)
+    """Check that there are no error messages. :raises ConfigurationError: if there are any, with all of them."""
+    if message := "; ".join(faults):
+        raise ConfigurationError(message)
 
 
-def faults_in(told: Json, path: str) -> Iterator[str]:
-    """Yield all faults of a configuration."""
-    for key in told:
+def faults_in(values: Json, path: str) -> Iterator[str]:
+    """Yield an error message for each fault of the configuration that was read from the file at `path`."""
+    for key in values:
         if key not in KEYS:
-            yield f"{path}: unknown key {key!r}: there are {', '.join(KEYS)}"
-    severities, patterns = told.get("severity", {}), told.get("exclude", [])
+            yield f"{path}: unknown key {key!r}; must be one of: {', '.join(KEYS)}"
+    severities, patterns = values.get("severity", {}), values.get("exclude", [])
     if not isinstance(severities, dict):
-        yield f'{path}: severity must be a table: say [severity], then lines "S101" = "low"'
+        yield f'{path}: severity must be a table; write [severity], followed by lines such as "S101" = "low"'
         severities = {}
     for prefix, severity in severities.items():
         if severity not in SEVERITIES:
-            advice = f"say one of {NAMES}, and put a prefix with other signs than A-Z, a-z, 0-9, - and _ into quotes"
+            advice = f"must be one of: {NAMES}; quote prefixes with characters other than A-Z, a-z, 0-9, - and _"
             yield f'{path}: [severity] "{prefix}" = {severity!r}: {advice}'
     if not isinstance(patterns, list):
-        yield f'{path}: exclude must be a list: say exclude = ["tests/**"]'
+        yield f'{path}: exclude must be a list, such as exclude = ["tests/**"]'
         patterns = []
     yield from pattern_faults(f"{path}: exclude", patterns)
     for key, (_, pattern, advice) in TEXTS.items():
-        if key in told and not (isinstance(told[key], str) and regex.match(pattern, told[key])):
-            yield f"{path}: {key} = {told[key]!r}: say {advice}"
+        if key in values and not (isinstance(values[key], str) and regex.match(pattern, values[key])):
+            yield f"{path}: {key} = {values[key]!r}: must be {advice}"
 
 
 def read_toml(path: str) -> Json:
-    """Return what a file of TOML holds. :raises ConfigurationError: for what is none."""
+    """Read a TOML file. :raises ConfigurationError: if it cannot be read or is not valid TOML."""
     try:
         return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is not UTF-8: save it as that") from None
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
-        raise ConfigurationError(f"{path} is no TOML: {error}; texts, and such keys, stand in quotes") from None
+        raise ConfigurationError(f"{path} is not UTF-8; save it in that encoding") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
+        raise ConfigurationError(f"{path} is not valid TOML: {error}; strings and special keys need quotes") from None
 
 
 # ---------------------------------------------------------------------------
@@ -207,19 +201,19 @@ def read_toml(path: str) -> Json:
 
 
 def each_of(**severities: str) -> dict[str, str]:
-    """Return a map of the beginnings that each severity names."""
+    """Return a map from rule id prefixes to severities; each argument lists the prefixes of one severity."""
     return {prefix: severity for severity, prefixes in severities.items() for prefix in prefixes.split()}
 
 
-# Bandit's own severities by the number of the test, the highest where it has several. What is not here is medium.
+# Bandit's own severities by test number, the highest if a test has several. All other tests are medium.
 BANDIT = each_of(
     high="103 201 202 304 312 321 324 401 402 411 412 413 415 501 502 505 507 602 605 609 613 701",
     low="101 105 106 107 110 112 311 403 404 405 406 407 408 409 504 603 606 607",
 )
 READY = {
     "bandit": {"": "medium"} | {f"B{number}": severity for number, severity in BANDIT.items()},
-    # Its S rules are bandit's tests. What fails when it runs is high, what is likely a bug medium, how it is laid out,
-    # named and annotated info, and the rest low.
+    # Ruff's S rules are bandit's tests. Code that fails when it runs is high, likely bugs are medium; layout, names and
+    # annotations are info, and the rest low.
     "ruff": {"": "low"}
     | each_of(
         high="E9 F7 F82 PLE invalid-syntax",
@@ -227,8 +221,8 @@ READY = {
         info="ANN COM CPY D1 D2 D3 D4 DOC E1 E2 E3 E5 ERA FIX I0 ISC N8 Q0 TC TD UP W1 W2 W3 W5 W6",
     )
     | {f"S{number}": severity for number, severity in BANDIT.items()},
-    # What runs text as code, and plug-ins for security, are high; of the rules that ESLint lists as possible problems
-    # most are medium; the rest are suggestions.
+    # Rules about running text as code, and security plug-ins, are high. Most of the rules that ESLint lists as possible
+    # problems are medium. The rest are suggestions.
     "eslint": {"": "low"}
     | each_of(
         high="@microsoft/sdl/ no-eval no-implied-eval no-new-func no-script-url no-secrets/ no-unsanitized/ security/",
@@ -239,62 +233,62 @@ READY = {
         " use-isnan valid-typeof",
         info="@stylistic/ prettier/ sort-",
     ),
-    # Its levels tell findings apart, but for rules that are about bugs and habits.
+    # Semgrep's own levels distinguish findings, except for rules about bugs and habits.
     "semgrep": {
         f"{language}.lang.{category}": severity
         for language in ("bash", "c", "go", "java", "javascript", "ocaml", "python", "ruby", "typescript")
         for category, severity in {"best-practice": "low", "correctness": "medium", "maintainability": "low"}.items()
     },
-    # Its checks are numbered as they came, and their severities are not in what is free: only kinds are told apart.
+    # Checkov numbers its checks in order of creation, and its free edition has no severities: only two kinds are high.
     "checkov": {"": "medium"} | each_of(high="CKV_SECRET_ CVE-"),
 }
 
 
 def ready_map(run: Json) -> list[SeverityRules]:
-    """Return the ready map for a run's tool, or an empty list."""
+    """Return a list with the ready map for a run's tool, or an empty list if the tool has none."""
     tool = next(iter(re.findall("[a-z]+", run["tool"]["driver"]["name"].lower())), "")
     return [SeverityRules(f"ready map for {tool}:", READY[tool])] if tool in READY else []
 
 
 def rank_of(properties: Json) -> int | None:
-    """Return the rank of the severity that the score in a property bag means, None for none."""
-    from findings_adapters.sarif.reading import rank_of_score  # here, as the other commands do without SARIF
+    """Return the rank of the `security-severity` in a property bag, or None if it is missing, 0 or invalid."""
+    from findings_adapters.sarif.reading import rank_of_score  # here, because the other commands do not load SARIF
 
     return rank_of_score(properties.get(SCORE))
 
 
 def is_misread(properties: Json) -> bool:
-    """Return whether `security-severity` has a value that means neither a severity nor 0."""
+    """Return whether a property bag has an invalid `security-severity`; 0 is valid."""
     score = properties.get(SCORE)
     return score is not None and not rank_of(properties) and bool(str(score).strip("0., "))
 
 
 def rules_of(run: Json) -> Iterator[Json]:
-    """Give the rules of a run's tool and of its plug-ins."""
+    """Yield the rules of a run's tool and of its plug-ins."""
     for part in (run["tool"]["driver"], *(run["tool"].get("extensions") or ())):
         yield from part.get("rules") or ()
 
 
 def member(part: Json, name: str) -> Json:
-    """Return a member that is an object, an empty one for anything else: what nothing refers to may be anything."""
+    """Return a member, or {} if it is missing or not an object: members that `parse` ignores are not validated."""
     value = part.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def text_in(part: Json, path: str) -> str:
-    """Return the text at a path such as `repository.full_name`, "" if it is missing."""
+    """Return the text at a path such as `repository.full_name`, or "" if it is missing or not a text."""
     *above, name = path.split(".")
     value = reduce(member, above, part).get(name)
     return value if isinstance(value, str) else ""
 
 
-def remove_marks(log: Any, *beginnings: str) -> bool:
-    """Remove the marks whose names begin with a text from a document, and return whether it had any.
+def remove_own_members(log: Any, *beginnings: str) -> bool:
+    """Remove fingerprints and properties of runs and results by prefixes of names; return whether any existed.
 
-    By a mark that only this service writes, a report in a pull request could take over the identity of any finding,
-    and the decision about it.
+    With this service's fingerprints and properties, a report in a pull request could take over the identity of any
+    finding, and the decision about it.
     """
-    from findings_adapters.sarif.source import objects_at  # here, as the other commands do without SARIF
+    from findings_adapters.sarif.source import objects_at  # here, because the other commands do not load SARIF
 
     parts = (*objects_at(log, "runs"), *objects_at(log, "runs", "results"))
     bags = [member(part, name) for part in parts for name in ("fingerprints", "properties")]
@@ -305,14 +299,14 @@ def remove_marks(log: Any, *beginnings: str) -> bool:
 
 
 # ---------------------------------------------------------------------------
-# Applying it to documents
+# Applying the configuration to documents
 # ---------------------------------------------------------------------------
 
 SCORE = "security-severity"
 
 
 class Spot(Struct, frozen=True):
-    """Where a document has a finding."""
+    """Position of a finding in the scanned code; without a path, it is not known."""
 
     path: str = ""
     line: int | None = None
@@ -325,7 +319,7 @@ class Spot(Struct, frozen=True):
 
 
 class Reported(Struct):
-    """A finding of a document: the result itself, and what the service would make of it."""
+    """Finding of a document: its SARIF result, and the values that the service derives from that result."""
 
     result: Json
     external_id: str | None
@@ -336,7 +330,7 @@ class Reported(Struct):
 
     @property
     def properties(self) -> Json:
-        """The property bag of the result."""
+        """Property bag of the result."""
         return member(self.result, "properties")
 
 
@@ -347,9 +341,9 @@ def tool_of(run: Any) -> str:
 
 
 class Scanned(Struct, eq=False):
-    """A document of a scanner: its name, its text, what that holds, and the findings that the service reads in it.
+    """SARIF document of a scanner: file name, text, decoded text (`log`), and the findings in it (`parsed`).
 
-    `by_message` counts results of a tool's own format that are identified by their messages.
+    `is_changed` is whether `log` differs from `text`. `by_message` counts converted results identified by messages.
     """
 
     name: str
@@ -361,7 +355,7 @@ class Scanned(Struct, eq=False):
 
 
 class Upload(Struct):
-    """One request of a scan: the names of its files, its text, and its findings in their order."""
+    """One of the requests of a scan: the names of its files, its body (`text`), and its findings in order."""
 
     name: str
     text: bytes
@@ -369,10 +363,10 @@ class Upload(Struct):
 
 
 class Prepared(Struct):
-    """Contents of a run: its documents, and the identities of the findings that were left out.
+    """Contents of a run: the documents to send, and the external ids of findings in excluded paths (`left_out`).
 
-    It is partial where a tool said that it could not look at everything. `source` is the repository and the commit that
-    they are about, where they say so, `label` that of a new project type.
+    `is_partial` is whether a tool reported that it did not check everything. `source` is the repository and the commit
+    that the documents name, if any. `label` is used if the project type is registered.
     """
 
     project_type: str = ""
@@ -387,22 +381,22 @@ COMMIT = r"[0-9A-Za-z]{1,64}\Z"
 
 
 def source_of(run: Json) -> dict[str, str]:
-    """Return the repository and the commit that a run says first it is about (SARIF 2.1.0, 3.14.28)."""
-    told = run.get("versionControlProvenance")
-    for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
+    """Return the first repository and commit that a run names (SARIF 2.1.0, 3.14.28), or {}."""
+    provenance = run.get("versionControlProvenance")
+    for each in filter(lambda each: isinstance(each, dict), provenance if isinstance(provenance, list) else ()):
         repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId") or "")
-        repository = regex.sub(r"(?<=://)[^/]*@|[?#].*", "", repository[:2048])  # no password is kept
+        repository = regex.sub(r"(?<=://)[^/]*@|[?#].*", "", repository[:2048])  # without password
         if regex.match(HTTP_URL, repository) and regex.match(COMMIT, commit):
             return {"repository": repository, "commit": commit}
     return {}
 
 
-def add_marks(documents: Sequence[Scanned], renames: Mapping[str, str]) -> Iterator[Scanned]:
-    """Write into runs the earlier paths of files, and the folder in which the bases of a tool differ.
+def add_run_properties(documents: Sequence[Scanned], renames: Mapping[str, str]) -> Iterator[Scanned]:
+    """Add renamed paths, and the folder in which a run's base path differs (`folders_of`), to properties of runs.
 
-    Yield the documents that this changes.
+    Yield the document of each changed run, so that a document can occur twice.
     """
-    from findings_adapters.sarif.reading import folders_of  # here, as the other commands do without SARIF
+    from findings_adapters.sarif.reading import folders_of  # here, because the other commands do not load SARIF
 
     pairs = ((each, zip(each.log["runs"], each.parsed.origins, strict=True)) for each in documents)
     runs = [((each, run), origin) for each, some in pairs for run, origin in some]
@@ -414,19 +408,17 @@ def add_marks(documents: Sequence[Scanned], renames: Mapping[str, str]) -> Itera
 
 
 Piece = tuple[Scanned, Json, list[Reported]]  # a run of a document, with its findings
-
-
 ToolCategory = tuple[str, str]  # the name of a tool, and its category
 
 
 def prepare(
     decider: Decider, documents: Iterable[Scanned], *, by_tool: bool, most: int
 ) -> dict[ToolCategory, Prepared]:
-    """Return the contents of each run by its origin, which is empty if all share a run.
+    """Return the contents of a run for each tool and category; without `by_tool`, of one run for ("", "").
 
-    Configured severities are applied to their findings, and excluded findings are removed.
+    Configured severities are applied to the findings, and excluded findings are removed.
 
-    :param most: bytes that a document may have.
+    :param most: limit of a document in bytes.
     """
     pieces = defaultdict[ToolCategory, list[Piece]](list)
     for each in documents:
@@ -439,35 +431,35 @@ def prepare(
 
 
 def prepared(pieces: Sequence[Piece], most: int) -> Prepared:
-    """Return the contents of a run that some pieces share: one document, or several if that would be too large."""
-    whole = Prepared()
+    """Combine pieces into the contents of one run: one document, or several if it would be too large."""
+    contents = Prepared()
     for _, run, found in pieces:
-        whole.source = whole.source or source_of(run)
-        whole.is_partial |= any(each.rule == UNCHECKED and OURS in each.properties for each in found)
-        whole.left_out |= {each.external_id for each in found if each.external_id and each.is_left_out}
+        contents.source = contents.source or source_of(run)
+        contents.is_partial |= any(each.rule == UNCHECKED and OURS in each.properties for each in found)
+        contents.left_out |= {each.external_id for each in found if each.external_id and each.is_left_out}
     files = [*dict.fromkeys(scanned for scanned, *_ in pieces)]
     names = ", ".join(dict.fromkeys(each.name for each in files))
     if is_share := len(pieces) < sum(len(each.log["runs"]) for each in files):
         names += f", {tool_of(pieces[0][1])}"
     reports = [report for each in files for report in each.parsed.reports]
-    told = sum(len(f"{report.description}{report.remediation}") for report in reports)
+    text_size = sum(len(f"{report.description}{report.remediation}") for report in reports)
     size = sum(len(each.text) for each in files)
-    shares = (TEXT_AT_ONCE / max(told, 1), most / size if len(files) > 1 else 1)
+    shares = (TEXT_AT_ONCE / max(text_size, 1), most / size if len(files) > 1 else 1)
     at_once = min(RESULTS_AT_ONCE, *(int(len(reports) * share) or 1 for share in shares))
     findings = [each for *_, found in pieces for each in found if not each.is_left_out]
     if is_share or len(files) > 1 or files[0].is_changed or len(findings) > at_once:
-        whole.documents = [*parts_of(names, pieces, findings, at_once)]
+        contents.documents = [*parts_of(names, pieces, findings, at_once)]
     else:
-        whole.documents = [Upload(names, files[0].text, findings)]
-    return whole
+        contents.documents = [Upload(names, files[0].text, findings)]
+    return contents
 
 
-RESULTS_AT_ONCE = 20_000  # that are sent in one request, so that other writes need not wait for long
-TEXT_AT_ONCE = 32 * KIB * KIB  # characters that rules say to those, on average: half of a document's limit
+RESULTS_AT_ONCE = 20_000  # results in one request, so that other writes do not wait long
+TEXT_AT_ONCE = 32 * KIB * KIB  # characters of rule texts in one request, on average: half of a document's limit
 
 
 def parts_of(name: str, pieces: Sequence[Piece], findings: Sequence[Reported], at_once: int) -> Iterator[Upload]:
-    """Yield the documents that pieces are sent as, with all findings of a file in one of them."""
+    """Yield documents of at most `at_once` findings, or more if these are in one source file, which is not split."""
     files, parts = defaultdict[str, set[int]](set), [set[int]()]
     for each in findings:
         files[each.spot.path].add(id(each.result))
@@ -478,24 +470,24 @@ def parts_of(name: str, pieces: Sequence[Piece], findings: Sequence[Reported], a
     for part in parts:
         runs = [run | {"results": [each for each in run["results"] if id(each) in part]} for _, run, _ in pieces]
         log = {**pieces[0][0].log, "runs": [run for run in runs if run["results"] or part is parts[0]]}
-        yield Upload(name, in_json(log, name), [each for each in findings if id(each.result) in part])
+        yield Upload(name, encode_json(log, name), [each for each in findings if id(each.result) in part])
 
 
 def reported_in(log: Json, parsed: Parsed) -> list[list[Reported]]:
-    """Return the findings of each run of a document."""
+    """Return the findings of a document, in one list for each of its runs."""
     reported = [list[Reported]() for _ in log["runs"]]
     for report, (text, pointer) in zip(parsed.reports, parsed.extensions, strict=True):
         _, _, run, _, number, *_ = pointer.split("/")
         result = log["runs"][int(run)]["results"][int(number)]
-        known = msgspec.json.decode(text or "{}")
+        extensions = msgspec.json.decode(text or "{}")
         severity = SEVERITIES[-report.severity]
         rule = str(result.get("ruleId") or report.rule or "").strip()
-        reported[int(run)].append(Reported(result, report.external_id, severity, rule, spot_of(result, known)))
+        reported[int(run)].append(Reported(result, report.external_id, severity, rule, spot_of(result, extensions)))
     return reported
 
 
 def spot_of(result: Json, known: Json) -> Spot:
-    """Return where a result is: its path as it was read, or else as it stands there."""
+    """Return the position of a result; the path is the `file` of its extensions (`known`), which is normalized."""
     first: Json = next(filter(None, result.get("locations") or ()), {})
     place = member(first, "physicalLocation")
     path = known.get("file") or unquote(text_in(place, "artifactLocation.uri"))
@@ -504,22 +496,22 @@ def spot_of(result: Json, known: Json) -> Spot:
 
 
 def counted(value: Any) -> int | None:
-    """Return a number of a region, which begin with 1; some tools write 1.0."""
+    """Return a line or column number of a region, or None if it is invalid; some tools write 1.0."""
     return int(value) if type(value) in (int, float) and 1 <= value < 2**31 else None
 
 
 class Decider:
-    """Decides about findings, and remembers why."""
+    """Decisions on severity and exclusion of findings by a configuration, with reasons for `--explain`."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.explained = config, list[str]()
-        self.ready = set[str]()  # tools of which a ready map has decided something
-        self.misread = list[str]()  # scores that say nothing
+        self.ready = set[str]()  # tools to which a ready map was applied
+        self.misread = list[str]()  # invalid values of security-severity
         self.by_message = 0  # results that are identified by their messages
         self.check = lru_cache(4096)(patterns_of(pattern for pattern, _ in config.patterns).check_file)
 
     def apply(self, run: Json, reported: Sequence[Reported]) -> bool:
-        """Decide about the findings of a run, and write that into it. Return whether anything is not as it was."""
+        """Apply the configuration to a run and its findings; return whether the run was changed."""
         ready, decided = ready_map(run), False
         rules = [(rule.get("id"), member(rule, "properties")) for rule in rules_of(run)]
         scored = {str(name) for name, properties in rules if rank_of(properties)}
@@ -527,14 +519,14 @@ class Decider:
         self.misread += (str(bag[SCORE]) for bag in bags if is_misread(bag))
 
         @lru_cache(4096)
-        def decide(rule: str, has_own: bool) -> tuple[str, str] | None:  # by the first lines that know the rule
+        def decide(rule: str, has_own: bool) -> tuple[str, str] | None:  # the first that knows the rule decides
             lines = [*self.config.lines, *(() if has_own else ready)]
             return next(filter(None, (each.decide(rule) for each in lines)), None)
 
         for each in reported:
             if pattern := self.pattern_of(each.spot.path):
                 each.is_left_out = True
-                self._explain("left out", each, pattern)
+                self._explain("excluded", each, pattern)
                 continue
             names = itertools.accumulate(each.rule.split("/"), "{}/{}".format)  # of a hierarchical rule (3.27.5)
             is_scored = rank_of(each.properties) is not None or not scored.isdisjoint(names)
@@ -552,7 +544,7 @@ class Decider:
         return bool(left_out) or decided
 
     def pattern_of(self, path: str) -> str:
-        """Return the pattern by which a path is left out, with where it stands; "" where it is not."""
+        """Return the pattern that excludes a path, with its source, or "" if none does."""
         try:
             checked = self.check(path) if path else None
         except TimeoutError:
@@ -569,8 +561,8 @@ class Decider:
 
 
 def write_severities(run: Json, kept: Iterable[Reported]) -> None:
-    """Write into all findings of a run how severe they are; its rules' own figures would go before the level `none`."""
-    from findings_adapters.sarif.writing import LEVELS, score_of  # here, as the other commands do without SARIF
+    """Write severities of findings into results; remove rules' scores, which would override the level `none`."""
+    from findings_adapters.sarif.writing import LEVELS, score_of  # here, because the other commands do not load SARIF
 
     for rule in rules_of(run):
         member(rule, "properties").pop(SCORE, None)
@@ -582,7 +574,7 @@ def write_severities(run: Json, kept: Iterable[Reported]) -> None:
 
 
 def count_missing(service: Client, run_id: str, branch: str | None, external_ids: set[str]) -> int:
-    """Return how many of some findings the end of a run will resolve: those of its branch that it did not report."""
+    """Count the findings in `external_ids` that completing the run will resolve: unreported ones of the branch."""
     if not external_ids:
         return 0
     missing = (each for each in service.tasks(missing_from=run_id) if each.branch == branch)

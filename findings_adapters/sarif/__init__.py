@@ -1,11 +1,10 @@
-"""What scanners write and code scanning reads: findings as SARIF in and out.
+"""SARIF import and export of findings: the media type `application/sarif+json`.
 
-SARIF 2.1.0 is OASIS's format for the results of static analysis; the sections named here are those of
-https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html. This module adds to the service one form in which
-findings may be submitted and a list of tasks be answered, `application/sarif+json`.
+SARIF 2.1.0 is OASIS's format for the results of static analysis. The section numbers in this package are those of
+https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html.
 
-A result has an identity that outlives moved lines. What this module has written it reads back as it was: a result
-carries its task's fields under a name of ours.
+A result's external id does not change when its lines move. Importing an exported document restores each task, because
+a result contains all fields of its task in a property of this service.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SARIF = "application/sarif+json"
 
 
 def register() -> None:
-    """Have findings come as SARIF, and lists of them go out so, too."""
+    """Register SARIF as a submission format and as a list format."""
     REGISTRY.submission_formats[SARIF] = SubmissionFormat(
         parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge
     )

@@ -1,4 +1,4 @@
-"""The parts of SARIF 2.1.0 documents that are read, as models."""
+"""Models of the parts of SARIF 2.1.0 documents that this service reads."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-OUR_MARKS = "findingsTaskService/"  # with which the names of our fingerprints and members begin
-OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
-# Fingerprints that `scan` writes: the identity of a finding, which twins share, and that by the earlier algorithm.
+OUR_PREFIX = "findingsTaskService/"  # prefix of the names of this service's fingerprints and properties
+OURS = "findingsTaskService/v1"  # name of our fingerprint, and of our property in a property bag
+# Fingerprints that `scan` writes: a finding's identity, which its twins (twins.py) share, and its old identity.
 IDENTITY = "findingsTaskService/identity/v2"
 OLD_IDENTITY = "findingsTaskService/identity/v1"
-# In a run's property bag, written by `scan`: paths with earlier ones, and the folder that its relative paths lie in.
+# Run properties that `scan` writes: a map from paths to earlier paths, and the folder that relative paths are in.
 RENAMES = "findingsTaskService/renames"
 FOLDER = "findingsTaskService/folder"
 
-# Everything is optional, and null is nothing: tools leave out what the standard requires. What is large is left
-# unread, as Raw, and read piece by piece.
+# All members are optional and null counts as missing, because tools leave out members that the standard requires.
+# Large members stay undecoded (Raw) and are decoded piece by piece.
 
 Item = TypeVar("Item")
 String = str | None
 Several = list[Item | None] | None
-Whole = Annotated[float, Meta(multiple_of=1)] | None  # where the standard says integer; some write 1.0
+Whole = Annotated[float, Meta(multiple_of=1)] | None  # an integer in the standard; some tools write 1.0
 Level = Literal["none", "note", "warning", "error"] | None
 UNREAD = msgspec.field(default_factory=Raw)
 
 
 def whole(number: float | None, least: int = 0) -> int | None:
-    """Return an index or, from 1, a line number as int; None for a missing one, such as -1."""
+    """Return an index or line number as int; None if it is missing (or -1), below `least`, or too large."""
     return int(number) if number is not None and least <= number < 2**31 else None
 
 
 class Part(Struct, rename="camel", gc=False):
-    """The base of all parts of a document. Members without a name here are passed over."""
+    """Base class for parts of a document. Members that have no field are ignored."""
 
 
 class Key(Struct, rename="camel", gc=False, frozen=True):
-    """The base of those by which something is looked up: they can be hashed."""
+    """Base class for hashable parts, which are lookup keys."""
 
 
 class External(Part):
@@ -52,7 +52,7 @@ class External(Part):
 
 
 class Log(Part):
-    """The document itself (3.13)."""
+    """SARIF document (3.13)."""
 
     version: Raw = UNREAD
     runs: Raw = UNREAD
@@ -74,20 +74,20 @@ class Run(Part):
 
 
 class RunProperties(Part):
-    """Our members of a run's property bag."""
+    """Properties of this service in a run's property bag."""
 
     renames: dict[str, str] = msgspec.field(name=RENAMES, default_factory=dict)
     folder: String = msgspec.field(name=FOLDER, default=None)
 
 
 class AutomationDetails(Part):
-    """Which job a run belongs to (3.17)."""
+    """Job that a run belongs to (3.17)."""
 
     id: Any = None
 
 
 class Text(Part):
-    """A text, alone or as a message's string (3.12)."""
+    """Object with a text: a message string (3.12), or the content of a region (3.3)."""
 
     text: String = None
 
@@ -97,7 +97,7 @@ Prints = dict[str, str | None] | None  # fingerprints by their names
 
 
 class Message(Part):
-    """A message (3.11): a text, or the id of one of the texts of its rule or tool."""
+    """Message (3.11): a text, or the id of a message string of its rule or tool."""
 
     text: String = None
     markdown: String = None
@@ -106,7 +106,7 @@ class Message(Part):
 
 
 class ComponentReference(Key, frozen=True):
-    """Which part of a tool is meant (3.54)."""
+    """Reference to a component: the tool itself or a plug-in (3.54)."""
 
     index: Whole = None
     name: String = None
@@ -114,7 +114,7 @@ class ComponentReference(Key, frozen=True):
 
 
 class Reference(Key, frozen=True):
-    """Which rule or taxon is meant (3.52)."""
+    """Reference to a rule or taxon (3.52)."""
 
     id: String = None
     index: Whole = None
@@ -123,24 +123,24 @@ class Reference(Key, frozen=True):
 
 
 class Properties(Part):
-    """A property bag (3.8): its tags, GitHub's `security-severity`, and the properties of this service."""
+    """Property bag (SARIF 3.8): tags, GitHub's `security-severity`, and `OURS`, which this service exports."""
 
     tags: Any = None
     security_severity: Any = msgspec.field(name="security-severity", default=None)
     ours: Raw = msgspec.field(name=OURS, default_factory=Raw)
 
 
-Bag = Properties | list[Any] | None  # PHP writes an empty one as a list
+Bag = Properties | list[Any] | None  # PHP writes an empty object as a list
 
 
 class Configuration(Part):
-    """How a rule is set (3.50)."""
+    """Configuration of a rule (3.50)."""
 
     level: Level = None
 
 
 class Relationship(Part):
-    """A relationship of a rule with another rule or a taxon (3.53)."""
+    """Relationship of a rule with another rule or a taxon (3.53)."""
 
     target: Reference | None = None
 
@@ -162,7 +162,7 @@ class Rule(Part):
 
 
 class Component(Part):
-    """A part of a tool, or a taxonomy (3.19)."""
+    """Component of a tool, or a taxonomy (3.19)."""
 
     name: String = None
     guid: String = None
@@ -178,7 +178,7 @@ class Tool(Part):
 
 
 class ArtifactLocation(Key, frozen=True):
-    """Where a file is (3.4)."""
+    """Location of a file (3.4)."""
 
     uri: String = None
     uri_base_id: String = None
@@ -192,7 +192,7 @@ class Artifact(Part):
 
 
 class Override(Part):
-    """A rule that was set anew for one run (3.51)."""
+    """Configuration of a rule for one run (3.51)."""
 
     descriptor: Reference | None = None
     configuration: Configuration | None = None
@@ -208,7 +208,7 @@ class Region(Part):
 
     @property
     def code(self) -> str:
-        """The code of the region, or ""."""
+        """Code of the region, or ""."""
         return (self.snippet and self.snippet.text) or ""
 
 
@@ -221,7 +221,7 @@ class PhysicalLocation(Part):
 
 
 class LogicalLocation(Part):
-    """A place in a program: a function, say (3.33)."""
+    """A place in a program, such as a function (3.33)."""
 
     name: String = None
     fully_qualified_name: String = None
@@ -229,7 +229,7 @@ class LogicalLocation(Part):
 
 
 class Location(Part):
-    """Where a result is (3.28)."""
+    """Location of a result (3.28)."""
 
     physical_location: PhysicalLocation | None = None
     logical_locations: Several[LogicalLocation] = None
@@ -245,7 +245,7 @@ class Notification(Part):
 
 
 class Invocation(Part):
-    """How the tool was called, and how that went (3.20)."""
+    """Invocation of the tool, and its outcome (3.20)."""
 
     execution_successful: bool | None = None
     working_directory: ArtifactLocation | None = None
@@ -255,13 +255,13 @@ class Invocation(Part):
 
     @property
     def errors(self) -> Iterator[Notification]:
-        """The notifications of level error."""
-        said = itertools.chain(self.tool_configuration_notifications or (), self.tool_execution_notifications or ())
-        return (each for each in said if each and each.level == "error")
+        """Notifications of level `error`, about the tool's configuration or its execution."""
+        notices = itertools.chain(self.tool_configuration_notifications or (), self.tool_execution_notifications or ())
+        return (each for each in notices if each and each.level == "error")
 
 
 class Suppression(Part):
-    """That a result was set aside (3.35)."""
+    """Suppression of a result (3.35)."""
 
     status: Literal["accepted", "underReview", "rejected"] | None = None
 
@@ -286,7 +286,7 @@ class Result(Part):
 
     @property
     def reference(self) -> Reference:
-        """Which rule it is of."""
+        """Reference to the rule of the result, from its members `rule`, `ruleId` and `ruleIndex`."""
         if not self.rule:
             return Reference(self.rule_id, self.rule_index)
         index = self.rule_index if whole(self.rule.index) is None else self.rule.index
@@ -294,10 +294,10 @@ class Result(Part):
 
     @property
     def is_finding(self) -> bool:
-        """Whether it says that something is the matter, and still is."""
+        """Whether the result reports a problem that still exists."""
         return self.kind not in ("pass", "notApplicable") and self.baseline_state != "absent"
 
     @property
     def is_suppressed(self) -> bool:
-        """Whether somebody has set it aside."""
+        """Whether the result has an accepted suppression; one without a status counts as accepted."""
         return any(item and item.status in (None, "accepted") for item in self.suppressions or ())

@@ -1,4 +1,4 @@
-"""What scanners write: SARIF as findings. A result becomes a task that a person understands, whatever it lacks."""
+"""Parser of SARIF documents: converts each result to a readable task, whatever members the result lacks."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ from findings_service import (
 
 PATH_LENGTH = 4096
 DESCRIPTION = 64 * KIB
-MESSAGE_LENGTH = 2 * DESCRIPTION  # characters that are looked at
-MOST_PLACEHOLDERS = 100  # of a message, that are filled
-ARGUMENT_LENGTH = 4096  # characters, like the path of a file
+MESSAGE_LENGTH = 2 * DESCRIPTION  # characters of a message that are read
+MOST_PLACEHOLDERS = 100  # of a message that are replaced
+ARGUMENT_LENGTH = 4096  # characters, as for the path of a file
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
 
 
 def filled(text: str, arguments: Sequence[str | None]) -> str:
-    """Put a message's arguments into their places (3.11.5)."""
+    """Replace the placeholders of a message with its arguments (3.11.5)."""
 
     def part(place: re.Match[str]) -> str:
         if place[1] is None:
@@ -107,42 +107,42 @@ def filled(text: str, arguments: Sequence[str | None]) -> str:
 
 
 def text_of(*texts: Text | None) -> str:
-    """Return the first text that is not blank."""
+    """Return the first text that is not blank, or ""."""
     stripped = ((item.text or "")[:MESSAGE_LENGTH].strip() for item in texts if item)
     return next(filter(None, stripped), "")
 
 
 def as_name(name: str | None) -> str:
-    """Return a name or address as it is stored with each finding, "" for none."""
+    """Return a name or address, stripped and cut to `PATH_LENGTH`, as it is stored; "" for None."""
     return (name or "")[:PATH_LENGTH].strip()
 
 
 # ---------------------------------------------------------------------------
-# Reading a document within bounds
+# Reading a document within limits
 # ---------------------------------------------------------------------------
 
-MOST_OBJECTS = 3_000_000  # in a document: counting them takes 0.3 s in one step, and 100 MB
-SMALL_PIECE = 64 * KIB  # one is looked through for all that is wrong with it
-STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # dict entries are `[...]`: which one, msgspec does not say
+MOST_OBJECTS = 3_000_000  # limit of a document; counting so many takes 100 MB and an uninterruptible 0.3 s
+SMALL_PIECE = 64 * KIB  # bytes; up to this size all problems of a piece are reported
+STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # msgspec writes dict entries as `[...]`, without the key
 IN_PARTS = "send it in parts"
-NO_ROOM = f"from here on the findings are too large for the document, each with what its rule says; {IN_PARTS}"
+NO_ROOM = f"findings up to this one, each with its rule's texts, are too large for a document of this size; {IN_PARTS}"
 NO_TIME = Problem(f"took too long to read; {IN_PARTS}", "")
 
 Read = TypeVar("Read")
 
 
 def is_given(raw: Raw) -> bool:
-    """Return whether an unread member is there and not null."""
+    """Return whether an unread member is present and not null."""
     return bytes(memoryview(raw)[:5]) not in (b"", b"null")
 
 
 def object_in(raw: Raw) -> Raw:
-    """Return an unread member if it is an object, and nothing for anything else."""
+    """Return an unread member if it is an object, else an empty `Raw`."""
     return raw if bytes(memoryview(raw)[:1]) == b"{" else Raw()
 
 
 def require_readable(text: bytes) -> None:
-    """Check that a body is JSON in UTF-8, in little memory. :raises MalformedJSON: when it is not."""
+    """Check that a body is JSON in UTF-8, using little memory. :raises MalformedJSON: if not."""
     pieces = (text[start : start + SMALL_PIECE] for start in range(0, len(text), SMALL_PIECE))
     try:
         for _ in codecs.iterdecode(pieces, "utf-8"):
@@ -153,7 +153,7 @@ def require_readable(text: bytes) -> None:
 
 
 def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> Problem:
-    """Return the first problem of a value, in msgspec's words."""
+    """Convert a msgspec error, which names the first fault of the value at a pointer, to a problem."""
     detail, is_inside, path = str(refusal).rpartition(" - at `$")
     if not is_inside:
         return Problem(truncate(path), pointer)
@@ -162,54 +162,53 @@ def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> Problem:
     return Problem(truncate(detail), json_pointer(steps, pointer))
 
 
-# Items of all arrays of a document: some, and one more for each so many bytes. A result takes 1 KB of memory.
+# Limit of all array items of a document: MOST_ITEMS, plus one per ITEM_SIZE bytes. A result takes 1 KB of memory.
 MOST_ITEMS = 50_000
 ITEM_SIZE = 128
-ARTIFACT = 0.25  # of an item: a file takes 0.1 KB, and is read only where a result refers to it
-LARGE_PIECE = KIB * KIB  # one may have too many values to be read at once
+ARTIFACT = 0.25  # items that a file counts as: it takes 0.1 KB, and is read only if a result refers to it
+LARGE_PIECE = KIB * KIB  # bytes; a larger piece is checked for too many values first
 MOST_PROBLEMS = 10_000
-# Bytes that all findings of a document may weigh: some for any document, and a multiple of its size. Rules stand in it
-# once and are stored with each finding: 20,000 results of 360 bytes each may have 16 KiB of help. What a finding has of
-# its own weighs more, because it is held in memory.
+# Limit in bytes of all findings of a document: LEAST_ROOM plus WEIGHT times its size. A document has a rule once, and
+# each finding stores it: 20,000 results of 360 bytes each may have 16 KiB of help. A finding's own texts count
+# OWN_WEIGHT times, because they are held in memory.
 LEAST_ROOM = 64 * LARGE_PIECE
 WEIGHT = 64
 OWN_WEIGHT = 4
 OWN_TEXTS = ("title", "evidence", "extensions", "labels", "rule", "location", "tags")
-TIME_SIZE = 2 * LARGE_PIECE  # bytes that may take the time of one request; those of scanners take a sixth of it
+TIME_SIZE = 2 * LARGE_PIECE  # bytes that may take `schema_timeout`; scanners' documents take a sixth of it
 
-
-Origin = tuple[str, str, str]  # a run's tool, its category, and its absolute base, "" without one
+Origin = tuple[str, str, str]  # tool, category, and absolute base path of a run; "" for none
 
 
 class ParsedDocument(Parsed):
-    """Findings of a document, how many of them are identified by their messages, and the origins of its runs."""
+    """Findings of a document, the origins of its runs, and the number of findings identified by their messages."""
 
     by_message: int = 0
     origins: Sequence[Origin] = ()
 
 
 class Reading:
-    """A document that is being read: what it has come to, what is wrong with it, and how much more there may be."""
+    """State of reading a document: findings, problems, and remaining limits (`room`: bytes of findings)."""
 
     def __init__(self, size: int, seconds: float = math.inf, room: float = math.inf) -> None:
         self.parsed = ParsedDocument()
         self.problems = self.parsed.problems
         self.items_left = MOST_ITEMS + size / ITEM_SIZE
         self.room = room
-        # Of this thread, so that a document is not refused because others use the processor.
+        # This thread's CPU time, so that other threads' load never causes a refusal.
         self.end = time.thread_time() + seconds
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no point in reading on."""
+        """Whether reading must stop because a limit is exceeded."""
         return self.room < 0 or len(self.problems) > MOST_PROBLEMS
 
     def refuse(self, detail: str, pointer: str) -> None:
-        """Note what is wrong with a part."""
+        """Record a problem with a part of the document."""
         self.problems.append(Problem(detail, pointer))
 
     def items(self, raw: Raw, pointer: str, cost: float = 1) -> list[Raw]:
-        """Return the objects of an array unread, none where it is not there, or is refused."""
+        """Return the undecoded objects of an array; [] if it is missing, or if a problem with it was recorded."""
         if not is_given(raw):
             return []
         try:
@@ -225,7 +224,7 @@ class Reading:
         return items
 
     def read(self, model: type[Read], raw: Raw, pointer: str) -> Read | None:
-        """Return a part of the document, None where it is not there, or is refused. :raises OutOfTime: in the end."""
+        """Decode a part; None if it is missing, or if a problem was recorded. :raises OutOfTime: if time is up."""
         if time.thread_time() > self.end:
             raise OutOfTime
         if not is_given(raw):
@@ -236,7 +235,7 @@ class Reading:
                 require_few_values(bytes(raw))
             return typing.cast(Read, decoder(typing.cast(Any, model)).decode(raw))
         except msgspec.ValidationError as refusal:
-            if size > SMALL_PIECE or len(self.problems) > LISTED_PROBLEMS:  # the first thing that is wrong
+            if size > SMALL_PIECE or len(self.problems) > LISTED_PROBLEMS:  # only the first problem
                 self.problems.append(quick_problem(refusal, pointer))
             else:
                 self.problems += model_problems(model, document_of(bytes(raw)), pointer)
@@ -245,7 +244,7 @@ class Reading:
         return None
 
     def take(self, report: NewTask, rule: KnownRule, pointer: str) -> None:
-        """Take a finding."""
+        """Add a finding to the parsed reports, and subtract its size from `room`."""
         self.parsed.reports.append(report)
         self.parsed.extensions.append((report.extensions, pointer))
         own, shared = [getattr(report, name) for name in OWN_TEXTS], [report.remediation]
@@ -253,14 +252,14 @@ class Reading:
         self.weigh(OWN_WEIGHT * sum(map(sys.getsizeof, own)) + sum(map(sys.getsizeof, shared)), pointer)
 
     def weigh(self, weight: int, pointer: str) -> None:
-        """Take a finding's weight from what all may have."""
+        """Subtract a finding's weight in bytes from `room`; record a problem if nothing is left."""
         self.room -= weight
         if self.room < 0:
             self.refuse(NO_ROOM, pointer)
 
 
 class Items(typing.Generic[Read]):
-    """An array of a document, each of whose items is read when it is asked for; one that is refused is empty."""
+    """Array of a document whose items are decoded on access; an item with a problem is an empty model."""
 
     def __init__(self, reading: Reading, model: type[Read], raw: Raw, pointer: str, cost: float = 1) -> None:
         self.reading, self.model, self.pointer = reading, model, pointer
@@ -278,12 +277,12 @@ class Items(typing.Generic[Read]):
 
     @cached_property
     def named(self) -> dict[str, Read]:
-        """The items by their ids and guids: the first one of each."""
+        """Items by id and by guid; of several with the same one, the first."""
         names = ((getattr(item, kind, None), item) for item in reversed([*self]) for kind in ("id", "guid"))
         return {name: item for name, item in names if name}
 
     def at(self, number: float | None) -> Read | None:
-        """Return the item that an index means, None where it means none."""
+        """Return the item at an index, or None if there is none."""
         place = whole(number)
         return self[place] if place is not None and place < len(self.unread) else None
 
@@ -292,26 +291,24 @@ class Items(typing.Generic[Read]):
 # Paths
 # ---------------------------------------------------------------------------
 
-CHAIN = 32  # bases that stand on each other
-ROOTS = 100  # absolute bases that a path is compared with
-ROOT = "%SRCROOT%"  # the base that is taken before others where a path is below several
+CHAIN = 32  # limit of bases that are relative to each other
+ROOTS = 100  # limit of absolute bases that a path is compared with
+ROOT = "%SRCROOT%"  # the preferred base if a path is below several
 DRIVE = re.compile(r"/*([A-Za-z]:(?:/.*)?)", re.DOTALL)
-SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one is a drive
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters or more, because one letter is a drive
 ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")  # the start of an absolute path or URI
-
-
-URI_LENGTH = 4 * PATH_LENGTH  # a path with all signs escaped
+URI_LENGTH = 4 * PATH_LENGTH  # room for percent-encoded characters
 
 
 def path_of_uri(uri: str | None) -> str:
-    r"""Return the path that a URI means, with `/` between its parts; one of another scheme than file stays as it is.
+    r"""Return the path of a file URI, with `/` as separator; return URIs with other schemes unchanged.
 
-    Windows paths stand for themselves, as some tools write them: C:\src\a.c is C:/src/a.c, like file:///C:/src/a.c.
+    Some tools write Windows paths instead of URIs: C:\src\a.c becomes C:/src/a.c, like file:///C:/src/a.c.
     """
     uri = (uri or "")[:URI_LENGTH]
     if uri[:5].lower() == "file:":
-        rest = uri[5:]
-        uri = rest[2:] if rest.startswith("///") else rest.removeprefix("//localhost")
+        after_scheme = uri[5:]
+        uri = after_scheme[2:] if after_scheme.startswith("///") else after_scheme.removeprefix("//localhost")
     elif SCHEME.match(uri):
         return uri
     path = unquote(uri).replace("\0", "%00").replace("\\", "/")
@@ -321,7 +318,7 @@ def path_of_uri(uri: str | None) -> str:
 
 
 class Paths:
-    """The files of a run, as paths below what was scanned, as far as that is known."""
+    """Files of a run, as paths relative to the scanned folder if that is known."""
 
     def __init__(self, reading: Reading, run: Run, invocations: Iterable[Invocation], pointer: str) -> None:
         self.artifacts = Items(reading, Artifact, run.artifacts, f"{pointer}/artifacts", ARTIFACT)
@@ -329,21 +326,21 @@ class Paths:
         bases = reading.read(model, run.original_uri_base_ids, f"{pointer}/originalUriBaseIds") or {}
         self.bases = {name: (path_of_uri(base.uri), base.uri_base_id or "") for name, base in bases.items() if base}
         called_from = [path_of_uri(item.working_directory.uri) for item in invocations if item.working_directory]
-        above = sorted(self.bases, key=lambda name: (name == ROOT, len(self.bases[name][0])), reverse=True)
-        likeliest = [*(self.bases[name][0] for name in above), *called_from]
-        # They only tell where it was, and the root of all files does not.
+        names = sorted(self.bases, key=lambda name: (name == ROOT, len(self.bases[name][0])), reverse=True)
+        candidates = [*(self.bases[name][0] for name in names), *called_from]
+        # Absolute bases locate the scanned folder; the root of the file system does not.
         absolute = dict.fromkeys(
-            f"{path.rstrip('/')}/" for path in likeliest if ABSOLUTE.match(path) and path.strip("/")
+            f"{path.rstrip('/')}/" for path in candidates if ABSOLUTE.match(path) and path.strip("/")
         )
         self.roots = [*absolute][:ROOTS]
-        self.unlike: dict[str, str] = {}  # paths with those under which findings may have been known
-        self.prefix = ""  # added to relative paths if another run of the tool has another base
+        self.unlike: dict[str, str] = {}  # paths as written, by the normalized path if it differs
+        self.prefix = ""  # folder that is put before relative paths, if the runs of the tool have different bases
 
     def path(self, location: ArtifactLocation) -> str:
-        """Return the path of a file, "" where nothing tells it; its place in the run's list may tell it (3.4.5)."""
+        """Return the normalized path of a file, or ""; without a URI, that of the artifact at its index (3.4.5)."""
         artifact = self.artifacts.at(location.index) if location.uri is None else None
         written = self._resolved((artifact and artifact.location) or location)[:PATH_LENGTH]
-        # In the form in which all systems have it: composed signs, and a small drive letter.
+        # The same form on all systems: composed characters, and a drive letter in lower case.
         path = unicodedata.normalize("NFC", written)
         if path[1:2] == ":":
             path = path[0].lower() + path[1:]
@@ -354,12 +351,12 @@ class Paths:
         return path
 
     def _resolved(self, location: ArtifactLocation) -> str:
-        """Return a path on its bases, without an absolute one (3.14.14)."""
+        """Return the path of a location, joined with its relative bases, and without an absolute base (3.14.14)."""
         path = path_of_uri(location.uri)
         if ABSOLUTE.match(path):
             return next((path[len(root) :] for root in self.roots if path.startswith(root)), path)
         name = location.uri_base_id or ""
-        for _ in range(min(CHAIN, len(self.bases))):  # so that a ring of bases ends
+        for _ in range(min(CHAIN, len(self.bases))):  # ends cycles of bases
             above, name = self.bases.get(name, ("", ""))
             if ABSOLUTE.match(above) or len(path) > PATH_LENGTH:
                 break
@@ -371,14 +368,12 @@ class Paths:
 # Rules
 # ---------------------------------------------------------------------------
 
-SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.0, "low"))  # security-severity, from or over which
-
-
+SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.0, "low"))  # lowest security-severity; 0 has none
 SCORE = re.compile(r"\s*([0-9]{1,2}(?:[.,][0-9]*)?)\s*(?:/\s*10\s*)?")
 
 
 def rank_of_score(score: Any) -> int | None:
-    """Return the severity rank of a security-severity, None for 0 and for other values without a meaning."""
+    """Return the severity rank of a `security-severity`, or None for 0 and invalid values."""
     if isinstance(score, str):
         if (word := score.strip().lower()) in RANKS:
             return RANKS[word]
@@ -395,14 +390,14 @@ def bag_of(part: Result | Rule) -> Properties:
 
 
 def tags_of(part: Result | Rule) -> list[str]:
-    """Return the first tags of a part."""
+    """Return the first `MOST_TAGS` tags of a part."""
     tags = bag_of(part).tags
     given = tags if isinstance(tags, list) else [tags]
     return [tag for tag in given[:MOST_TAGS] if isinstance(tag, str) and tag]
 
 
 class KnownRule(Struct):
-    """A rule as its findings have it; what it says to each of them is made once."""
+    """Values of a rule that are stored with each of its findings; computed once for all of them."""
 
     id: str
     title: str = ""
@@ -411,11 +406,11 @@ class KnownRule(Struct):
     rank: int | None = None
     level: Level | None = None
     tags: tuple[str, ...] = ()
-    messages: Sequence[Mapping[str, Text | None]] = ()  # its own, those of its part of the tool, and the tool's
+    messages: Sequence[Mapping[str, Text | None]] = ()  # the rule's, its component's, the tool's
 
 
 class RuleList(Items[Rule]):
-    """The rules of one part of a tool."""
+    """Rules of one component of a tool."""
 
     def __init__(self, reading: Reading, component: Component, pointer: str) -> None:
         super().__init__(reading, Rule, component.rules, f"{pointer}/rules")
@@ -423,12 +418,12 @@ class RuleList(Items[Rule]):
         self.strings = component.global_message_strings or {}
 
 
-RULE_TEXT = 16 * KIB  # bytes; what a rule says is stored with each of its findings
-PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
+RULE_TEXT = 16 * KIB  # bytes; a rule's texts are stored with each of its findings
+PARENTS = 16  # levels of a hierarchical rule id (3.27.5): CA1000/1 is below CA1000
 
 
 class Rules:
-    """The rules of a run: those of the tool itself and of its plug-ins."""
+    """Rules of a run: those of the tool itself and of its plug-ins."""
 
     def __init__(
         self,
@@ -443,14 +438,14 @@ class Rules:
         self.lists += [RuleList(reading, part, f"{extensions.pointer}/{n}") for n, part in enumerate(extensions)]
         self.taxonomies = taxonomies
         self.parts = {name: rules for rules in reversed(self.lists) for name in (rules.name, rules.guid) if name}
-        self.overrides: dict[int, Level] = {}  # that rules were given for this run, by the rules' identities
+        self.overrides: dict[int, Level] = {}  # levels that invocations set, by id() of the rule
         for each in itertools.chain.from_iterable(item.rule_configuration_overrides or () for item in invocations):
             if each and each.descriptor and each.configuration and each.configuration.level:
                 _, rule = self._find(each.descriptor)
                 self.overrides.setdefault(id(rule), each.configuration.level)
 
     def rule_of(self, reference: Reference) -> KnownRule:
-        """Return the rule of a result, as much of it as there is."""
+        """Return the rule that a result refers to; only with its id if the document does not contain the rule."""
         rules, rule = self._find(reference)
         if rule is None:
             return KnownRule(as_name(reference.id), messages=(self.lists[0].strings,))
@@ -467,28 +462,28 @@ class Rules:
         )
 
     def taxa(self, references: Iterable[Reference | None]) -> Iterator[str]:
-        """Yield the first taxa that are referred to, each with its taxonomy's name: CWE-79."""
+        """Yield the taxa among `MOST_TAGS` references as tags, with the taxonomy's name as prefix: CWE-79."""
         for reference in filter(None, itertools.islice(references, MOST_TAGS)):
             part = reference.tool_component or ComponentReference()
             name = part.name
             if not name:
-                there = self.taxonomies
-                name = ((there.named.get(part.guid) if part.guid else there.at(part.index)) or Component()).name
-            if reference.id and name and name not in self.parts:  # which would be another rule
+                known = self.taxonomies
+                name = ((known.named.get(part.guid) if part.guid else known.at(part.index)) or Component()).name
+            if reference.id and name and name not in self.parts:  # else it is a reference to another rule
                 tag = reference.id if reference.id.startswith(name) else f"{name[:TAG_LENGTH]}-{reference.id}"
                 yield tag[: TAG_LENGTH + 1]
 
     @cached_property
     def named(self) -> dict[str, tuple[RuleList, Rule]]:
-        """The rules of all parts by their ids and guids: the first one of each."""
+        """Rules of all components by id and by guid; of several with the same one, the first."""
         return {name: (rules, rule) for rules in reversed(self.lists) for name, rule in rules.named.items()}
 
     def _find(self, reference: Reference) -> tuple[RuleList, Rule | None]:
-        """Return a rule (3.52.3), if it is there, and whose it is: the part's that is named, or else any other's."""
+        """Return component and rule (or None) of a reference (3.52.3); search the component that it names first."""
         first = self._part(reference.tool_component or ComponentReference()) or self.lists[0]
-        there, own = first.at(reference.index), reference.id
-        if there and (own is None or there.id is None or f"{own}/".startswith(f"{there.id}/")):
-            return first, there
+        rule, own = first.at(reference.index), reference.id
+        if rule and (own is None or rule.id is None or f"{own}/".startswith(f"{rule.id}/")):
+            return first, rule
         parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=own or "")
         for name in filter(None, itertools.chain([reference.guid], parents)):
             if rule := first.named.get(name):
@@ -498,7 +493,7 @@ class Rules:
         return first, None
 
     def _part(self, reference: ComponentReference) -> RuleList | None:
-        """Return the part of the tool that is meant (3.54.2)."""
+        """Return the component that a reference names (3.54.2), or None."""
         place = whole(reference.index)
         if place is not None and place + 1 < len(self.lists):
             return self.lists[place + 1]
@@ -506,15 +501,15 @@ class Rules:
 
 
 # ---------------------------------------------------------------------------
-# From a result to a finding
+# Converting results to findings
 # ---------------------------------------------------------------------------
 
 EXTERNAL_ID_LENGTH = 256
-IDENTITY_LENGTH = 64  # twins get numbers after it
+IDENTITY_LENGTH = 64  # leaves room for the number of a twin
 
 
-def mark_of(result: Result, name: str, most: int = IDENTITY_LENGTH) -> str | None:
-    """Return a fingerprint of ours: the external id that a result had when this service wrote it, or its identity."""
+def own_fingerprint(result: Result, name: str, most: int = IDENTITY_LENGTH) -> str | None:
+    """Return a fingerprint of this service, or None if it is missing or longer than `most`."""
     value = (result.fingerprints or {}).get(name)
     return value if value and len(value) <= most else None
 
@@ -523,29 +518,29 @@ SEVERITY_OF_LEVEL = {"error": "high", "warning": "medium", "note": "low", "none"
 
 
 def severity_of(result: Result, rule: KnownRule) -> int:
-    """Return the severity of a result, as the rank that is stored (3.27.10, and GitHub's security-severity)."""
+    """Return the severity rank of a result (3.27.10, and GitHub's security-severity)."""
     level = result.level or ("none" if result.kind not in (None, "fail") else rule.level or "warning")
     own = rank_of_score(bag_of(result).security_severity)
     return own or rule.rank or RANKS[SEVERITY_OF_LEVEL[level]]
 
 
-TITLE_LENGTH = 500  # characters, like the next
-NAME_LENGTH = 500  # of a rule or tool in the extensions
-MOST_TAGS = 60  # of a result and its rule, that are looked at
-TAGS = 40  # in the extensions, like the next
-TAG_LENGTH = 200
+TITLE_LENGTH = 500  # characters
+NAME_LENGTH = 500  # characters of a rule or tool in the extensions
+MOST_TAGS = 60  # of a result and its rule that are read
+TAGS = 40  # in the extensions
+TAG_LENGTH = 200  # characters of a tag there
 MOST_LOCATIONS = 100
-LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
-NO_RESULTS = "must be an array, empty for a clean scan; a run without results is a scanner that failed"
-NOT_HERE = "are in other files, which are not read; have the tool write one file"
-FAILED = "the scanner says that it failed"
-NO_TOOL = "is required: the tool's name, tool.driver.name, is a part of what a finding is known by"
-NO_WORDS = "is required, as a text, markdown or an id that stands for one, where a result has no rule"
-KEPT = 4096  # paths or rules that are looked up once
+LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a location of the result (3.11.6)
+NO_RESULTS = "must be an array, empty for a clean scan; a run without `results` counts as a failed scan"
+NOT_HERE = "refers to other files, which are not read; configure the tool to write one file"
+FAILED = "the scanner reports that it failed"
+NO_TOOL = "is required: the tool's name, tool.driver.name, is part of a finding's identity"
+NO_WORDS = "is required if the result has no rule: a text, markdown, or the id of a message string"
+KEPT = 4096  # paths and rules in a cache
 
 
 class Extensions(Struct, rename="camel", omit_defaults=True):
-    """Extensions of a finding, as far as its project type admits them."""
+    """Extensions of a finding, before members that the project type's schema rejects are dropped."""
 
     rule_id: str = ""
     tool: str = ""
@@ -556,7 +551,7 @@ class Extensions(Struct, rename="camel", omit_defaults=True):
 
 
 class RunReading:
-    """A run that is being read, with all that its results refer to; `faults` says why it cannot be used."""
+    """Run with all parts that its results refer to; `faults` has the reasons why it is unusable, if any."""
 
     def __init__(self, reading: Reading, raw: Raw, pointer: str) -> None:
         self.reading, self.pointer = reading, pointer
@@ -578,12 +573,12 @@ class RunReading:
         base = self.paths.roots[0].rstrip("/") if self.paths.roots else ""
         self.origin = self.tool_name, category.rpartition("/")[0].strip(), base  # the category as GitHub reads it
         self.faults = [Problem(detail, f"{pointer}/{path}") for detail, path in self._faults(tool)]
-        # Kept here: nothing that is remembered refers to this, and so no circle keeps the document in memory.
+        # Caches per object, whose entries do not refer to it: no reference cycle keeps the document in memory.
         self.path_of = lru_cache(KEPT)(self.paths.path)
         self.rule_of = lru_cache(KEPT)(self.rules.rule_of)
 
     def _faults(self, tool: Tool | None) -> Iterator[tuple[str, str]]:
-        """Yield why there are neither findings to be read nor a clean scan, each with its place."""
+        """Yield the reasons why the run is unusable, each with its pointer below the run."""
         run, path = self.run, f"{self.pointer}/externalPropertyFileReferences"
         if tool and not self.tool_name:
             yield NO_TOOL, "tool/driver/name" if tool.driver else "tool/driver"
@@ -600,7 +595,7 @@ class RunReading:
                 yield FAILED, f"invocations/{place}/executionSuccessful"
 
     def read_results(self) -> None:
-        """Add a finding for each result, and one for each place that was not checked."""
+        """Add a finding for each result, and a `not-checked` one for each place where the tool reports an error."""
         reports = self.reading.parsed.reports
         first = len(reports)
         for number, raw in enumerate(self.results):
@@ -613,22 +608,22 @@ class RunReading:
         found = [bool(ABSOLUTE.match(each.place[0])) for each in reports[first:] if each.place[0]]
         is_absolute, reasons = bool(found) and all(found), dict[str, str]()
         for error in itertools.chain.from_iterable(each.errors for each in self.invocations):
-            said = self._said(error.message, self.rule_of(Reference()))
+            message = self._said(error.message, self.rule_of(Reference()))
             paths = (self._place(each).path for each in error.locations or () if each)
             for path in [*filter(None, paths)] or [""]:
-                # In the root, or in an absolute place beside relative ones, no finding lies.
+                # Drop such a path: no finding is at a root, or at an absolute path if findings have relative ones.
                 if not path.strip("./") or f"{path}/" in self.paths.roots or (ABSOLUTE.match(path) and not is_absolute):
                     path = ""
-                reasons.setdefault(path, said or (error.descriptor and error.descriptor.id) or FAILED)
+                reasons.setdefault(path, message or (error.descriptor and error.descriptor.id) or FAILED)
         if not reasons and any(each.execution_successful is False for each in self.invocations):
             reasons[""] = FAILED
         for path, reason in reasons.items():
             self.take_unchecked(reason, path)
 
     def take_unchecked(self, reason: str, path: str = "", mark: str = "") -> None:
-        """Add a `not-checked` finding. Its pointer is after that of the last result.
+        """Add a `not-checked` finding, whose pointer follows that of the last result.
 
-        :param mark: distinguishes it from others without a path.
+        :param mark: distinguishes it from other findings without a path.
         """
         pointer = f"{self.pointer}/results/{next(self._further)}"
         known = identities_of(Result(), self.tool_name, UNCHECKED, [ResultPlace(path, code=[(None, mark)])])
@@ -641,31 +636,31 @@ class RunReading:
             self._take_ours(result, places[0].line, f"{pointer}/properties/{escaped(OURS)}")
             return
         rule = self.rule_of(result.reference)
-        said = self._said(result.message, rule)
-        title = truncate(said or rule.title or rule.id, TITLE_LENGTH)
+        message = self._said(result.message, rule)
+        title = truncate(message or rule.title or rule.id, TITLE_LENGTH)
         if not title:
             self.reading.refuse(NO_WORDS, f"{pointer}/message")
             return
         description = None if rule.full in title else rule.full
-        if len(said) > TITLE_LENGTH:
-            description = cut_bytes(said, DESCRIPTION)
-        first, mark = places[0], mark_of(result, OURS, EXTERNAL_ID_LENGTH)
+        if len(message) > TITLE_LENGTH:
+            description = cut_bytes(message, DESCRIPTION)
+        first, mark = places[0], own_fingerprint(result, OURS, EXTERNAL_ID_LENGTH)
         before = self.renames.get(first.path), self.paths.unlike.get(first.path)
-        there = [first, *(replace(first, path=path) for path in before if path)]
-        known = Identities(mark) if mark else identities_of(result, self.tool_name, rule.id, there, said)
+        known_places = [first, *(replace(first, path=path) for path in before if path)]
+        known = Identities(mark) if mark else identities_of(result, self.tool_name, rule.id, known_places, message)
         self.reading.parsed.by_message += known.by_message
         self._store(known, title, description, result, rule, places, pointer)
 
     def _take_ours(self, result: Result, line: int | None, pointer: str) -> None:
-        """Take a finding that this service or `scan` wrote, checked as a submitted one is."""
+        """Add the task that this service or `scan` wrote into a result, validated like a submitted task."""
         raw, parsed = bag_of(result).ours, self.reading.parsed
         if task := self.reading.read(TaskReport, raw, pointer):
             parsed.add(task, pointer)
-            report, identity = parsed.reports[-1], mark_of(result, IDENTITY)
-            report.external_id = mark_of(result, OURS, EXTERNAL_ID_LENGTH)
+            report, identity = parsed.reports[-1], own_fingerprint(result, IDENTITY)
+            report.external_id = own_fingerprint(result, OURS, EXTERNAL_ID_LENGTH)
             if identity and not report.external_id:
                 report.external_id = report.identity = identity
-                report.old_id, report.old_title = mark_of(result, OLD_IDENTITY) or "", report.title
+                report.old_id, report.old_title = own_fingerprint(result, OLD_IDENTITY) or "", report.title
                 report.place = ((report.location or "").removesuffix(f":{line}"), line or 0, 0)
         self.reading.weigh(OWN_WEIGHT * memoryview(raw).nbytes, pointer)
 
@@ -679,10 +674,10 @@ class RunReading:
         places: Sequence[ResultPlace],
         pointer: str,
     ) -> None:
-        """Take a finding in its first place, with the code of all."""
+        """Add a finding at the first of its places, with the code of all places as evidence."""
         first = places[0]
-        told = itertools.chain(rule.tags, tags_of(result), self.rules.taxa(result.taxa or ()))
-        tags = [*dict.fromkeys(itertools.islice(told, MOST_TAGS))]
+        all_tags = itertools.chain(rule.tags, tags_of(result), self.rules.taxa(result.taxa or ()))
+        tags = [*dict.fromkeys(itertools.islice(all_tags, MOST_TAGS))]
         extensions = Extensions(
             truncate(rule.id, NAME_LENGTH),
             truncate(self.tool_name, NAME_LENGTH),
@@ -707,7 +702,7 @@ class RunReading:
             labels=evidence_labels(evidence),
             former_ids=known.former,
             old_id=known.old,
-            old_title=title if known.by_message else "",  # which the old one leaves out
+            old_title=title if known.by_message else "",  # `old_id` does not contain it
             identity=known.id if known.old else None,
             place=(first.path or first.name, first.line or 0, first.column or 0),
         )
@@ -716,39 +711,39 @@ class RunReading:
     def _place(self, location: Location) -> ResultPlace:
         physical = location.physical_location or PhysicalLocation()
         region = physical.region or Region()
-        around = physical.context_region or Region()
-        line, first = whole(region.start_line, 1), whole(around.start_line, 1)
+        context = physical.context_region or Region()
+        line, first = whole(region.start_line, 1), whole(context.start_line, 1)
         code = [(line, region.code)] if region.code else []
-        if around.code and (not code or (first and around.code.strip() != region.code.strip() in around.code)):
-            code.append((first or line, around.code))
+        if context.code and (not code or (first and context.code.strip() != region.code.strip() in context.code)):
+            code.append((first or line, context.code))
         path = self.path_of(physical.artifact_location) if physical.artifact_location else ""
         names = () if path else map(self._name, location.logical_locations or ())
         name, column = next(filter(None, names), ""), whole(region.start_column, 1)
         return ResultPlace(path, line, whole(region.end_line, 1), name, code, column)
 
     def _name(self, location: LogicalLocation | None) -> str:
-        """Return what a program calls a place; its place in the run's list may tell it (3.33.3)."""
-        there = location and self.names.at(location.index)
-        named = (each.fully_qualified_name or each.name for each in (location, there) if each)
+        """Return the name of a logical location, else that at its index in the run's list (3.33.3), or ""."""
+        listed = location and self.names.at(location.index)
+        named = (each.fully_qualified_name or each.name for each in (location, listed) if each)
         return next(filter(None, named), "")[:PATH_LENGTH]
 
     def _said(self, message: Message | None, rule: KnownRule) -> str:
-        """Return what a message says, with its arguments in their places and without links (3.11)."""
+        """Return the text of a message, with its arguments inserted and without links (3.11)."""
         message = message or Message()
         text = message.text or ""
         if not text and message.id is not None:
             text = text_of(*(each.get(message.id) for each in rule.messages))
         text = text or message.markdown or ""
-        if message.arguments or not message.text:  # a text without arguments may have braces of its own
+        if message.arguments or not message.text:  # a text without arguments may contain literal braces
             text = filled(text, message.arguments or ())
         return LINK.sub(r"\1", text[:MESSAGE_LENGTH]).strip()
 
 
 def without_nul(text: bytes) -> bytes:
-    """Return JSON with U+FFFD in place of each escaped NUL, as bandit writes them.
+    """Return JSON with each escaped NUL, as bandit writes it, replaced by U+FFFD.
 
-    0xFF, which is not in any UTF-8, stands for half an escaped backslash meanwhile. A regular expression would hold
-    Python's lock for seconds.
+    0xFF, which no UTF-8 contains, temporarily replaces each half of an escaped backslash. A regular expression would
+    hold Python's global lock for seconds.
     """
     if b"\\u0000" not in text:
         return text
@@ -756,17 +751,17 @@ def without_nul(text: bytes) -> bytes:
 
 
 def parse(text: bytes, settings: Settings, weight: float = WEIGHT) -> ParsedDocument:
-    """Read a SARIF document as the findings that it tells of, and note what is wrong with it.
+    """Parse a SARIF document into findings and problems.
 
-    Its time is in proportion to its size, as a stop of the service waits for it.
+    The time is limited in proportion to the document's size, because stopping the service waits for this function.
 
-    :param weight: bytes of findings for each byte of the document; infinite where it is only cut into parts.
-    :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it has too many objects or odd numbers.
+    :param weight: allowed bytes of findings per byte of the document; infinite if it will be split into parts.
+    :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many objects or long numbers.
     """
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
-    if text.count(b"{") > MOST_OBJECTS:  # those of texts are few
-        raise ValidationFailed([Problem(f"has over {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
+    if text.count(b"{") > MOST_OBJECTS:  # braces in texts count too, but are few
+        raise ValidationFailed([Problem(f"has more than {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
     require_plain_numbers(text)
     seconds = settings.schema_timeout * (1 + len(text) / TIME_SIZE)
     reading = Reading(len(text), seconds, LEAST_ROOM + weight * len(text))
@@ -781,7 +776,7 @@ def parse(text: bytes, settings: Settings, weight: float = WEIGHT) -> ParsedDocu
 
 
 def folders_of(runs: Iterable[tuple[Item, Origin]]) -> Iterator[tuple[Item, str]]:
-    """Yield the runs of a tool and category whose absolute bases differ, each with the folder in which they do."""
+    """Yield runs whose tool and category have several absolute bases, with the base below the common folder."""
     groups = defaultdict[tuple[str, str], list[tuple[Item, str]]](list)
     for run, (tool, category, base) in runs:
         groups[tool, category].append((run, base))
@@ -794,14 +789,14 @@ def folders_of(runs: Iterable[tuple[Item, Origin]]) -> Iterator[tuple[Item, str]
 
 VERSION = "2.1.0"
 OTHER_VERSION = (
-    f"must be {VERSION}: have the tool write that (a C# compiler by <ErrorLog>FILE,version=2.1</ErrorLog>), or convert"
-    " it: Sarif.Multitool rewrite FILE --output NEW"
+    f"must be {VERSION}; configure the tool to write it (C# compiler: <ErrorLog>FILE,version=2.1</ErrorLog>), or"
+    " convert the file: Sarif.Multitool rewrite FILE --output NEW"
 )
-NO_RUNS = "must hold a run at least; a document without is a scanner that failed"
+NO_RUNS = "must contain at least one run; a document without runs counts as a failed scan"
 
 
 def read_log(reading: Reading, text: bytes) -> None:
-    """Read all runs of a document."""
+    """Read all runs of a document; add their findings and problems to `reading`."""
     try:
         log: Log = decoder(Log).decode(text)
     except msgspec.ValidationError as refusal:
@@ -817,7 +812,7 @@ def read_log(reading: Reading, text: bytes) -> None:
     reading.parsed.origins = [run.origin for run in read]
     for run, folder in folders_of(zip(read, reading.parsed.origins, strict=True)):
         run.paths.prefix = folder
-    for run in read:  # `scan` knows all documents of a tool
+    for run in read:  # set by `scan`, which has all documents of a tool
         if run.properties and run.properties.folder is not None:
             run.paths.prefix = as_name(run.properties.folder).strip("/")
     usable = [run for run in read if not run.faults]

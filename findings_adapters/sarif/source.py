@@ -1,4 +1,4 @@
-"""The code that a document is about: relative paths, and the lines that a result lacks, from a checkout."""
+"""Checkout of the scanned code: supplies relative paths and the snippets that results lack."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from findings_service import KIB
 
 SOURCE_FILE = 5 * KIB * KIB
 SOURCE_TEXT = 10 * KIB  # bytes of a line
-SOURCES = 16  # files that are kept: some scanners come to one for each rule
-LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
+SOURCES = 16  # cached files: some scanners return to a file for each rule
+LINE_END = re.compile(r"\r\n|\r|\n")  # line ends of SARIF (3.30.5); str.splitlines splits at more
 EACH = "*"
 NOTICES = ("toolConfigurationNotifications", "toolExecutionNotifications")
 
 
 def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects at a path of a document, those of arrays one by one. `parse` refuses anything else."""
+    """Yield the objects at a path of member names, also in arrays; skip other values, which `parse` refuses."""
     if isinstance(part, list):
         for each in part:
             yield from objects_at(each, *path)
@@ -40,10 +40,10 @@ def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
 
 
 class Checkout:
-    """A folder with the code that a document is about.
+    """Folder with the code that a document is about.
 
-    Nothing outside of it is read, nothing of `.git`, which may hold a key, and nothing that the nearest repository of a
-    file ignores. Links count as what they lead to.
+    It never reads a file outside of the folder, in `.git` (which may hold a key), or ignored by the file's nearest
+    repository. Symbolic links are resolved before this check.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Checkout:
         self.files_of = cache(files_of)
 
     def _may_show(self, file: Path) -> bool:
-        """Return whether lines of a file, by its resolved path, may be stored with findings."""
+        """Return whether lines of the file at a resolved path may be stored with findings."""
         if not file.is_relative_to(self.folder) or ".git" in map(str.casefold, file.relative_to(self.folder).parts):
             return False
         if not file.is_file() or file.stat().st_size > SOURCE_FILE:
@@ -62,7 +62,7 @@ class Checkout:
         return repository is None or file in self.files_of(repository)
 
     def relative(self, uri: Any) -> str:
-        """Return the URI of an absolute path below the folder relative to it, "" for anything else."""
+        """Return the URI of an absolute path below the folder as a relative URI, or "" for anything else."""
         path = path_of_uri(uri) if isinstance(uri, str) else ""
         root = next(filter(path.startswith, self.roots), None)
         return quote(path.removeprefix(root)) + ("/" if uri.endswith("/") else "") if root else ""
@@ -70,21 +70,21 @@ class Checkout:
     def add_snippet(self, place: dict[str, Any], path_of: Callable[[ArtifactLocation], str]) -> None:
         """Add the first line of a location as its snippet, if it has a line number and no snippet.
 
-        More lines would change the identity of the finding whenever one of them changes.
+        With more lines, the identity of the finding would change whenever one of them changes.
         """
         try:
-            known = msgspec.convert(place, PhysicalLocation)
+            location = msgspec.convert(place, PhysicalLocation)
         except msgspec.ValidationError:
             return
-        region, around = known.region or Region(), known.context_region or Region()
+        region, context = location.region or Region(), location.context_region or Region()
         start = whole(region.start_line, 1)
-        if not start or not known.artifact_location or text_of(region.snippet, around.snippet):
+        if not start or not location.artifact_location or text_of(region.snippet, context.snippet):
             return
-        if text := self.line(path_of(known.artifact_location), start):
+        if text := self.line(path_of(location.artifact_location), start):
             place["region"]["snippet"] = {"text": text}
 
     def line(self, path: str, number: int) -> str:
-        """Return a line of a file, "" where it has none."""
+        """Return a line of a file, or "" if it does not exist or the file must not be shown."""
         lines = self.lines_of(path)
         return cut_bytes(lines[number - 1], SOURCE_TEXT) if number <= len(lines) else ""
 
@@ -94,21 +94,22 @@ class Checkout:
             if not self._may_show(file):
                 return ()
             text = file.read_bytes().decode("utf-8-sig", errors="replace")
-        except (OSError, ValueError, RuntimeError):  # it may be gone, a name no file can have, or a ring of links
+        except (OSError, ValueError, RuntimeError):  # file is gone, invalid name, or a loop of links
             return ()
         return LINE_END.split(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
 def reading_of(run: dict[str, Any]) -> RunReading:
-    """Return a reader of a run without its results."""
+    """Return a `RunReading` of a run, for its paths and faults, without its results."""
     text = json.dumps(run | ({"results": [{}]} if run.get("results") else {})).encode()
     return RunReading(Reading(len(text)), Raw(text), "")
 
 
 def with_source(document: bytes, folder: Path) -> bytes:
-    """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
+    """Return a document with relative paths, and with missing snippets from a checkout.
 
-    Places that lack code get their line, by which a finding is known after it moved.
+    Absolute paths below the folder become relative, so that they are the same in every checkout. A place without code
+    gets its line as the snippet, which identifies the finding after its line has moved.
     """
     try:
         log = json.loads(document)
@@ -123,9 +124,9 @@ def with_source(document: bytes, folder: Path) -> bytes:
             for location in objects_at(run, *path):
                 if uri := checkout.relative(location.get("uri")):
                     location["uri"] = uri
-                    location.pop("uriBaseId", None)  # an absolute path stood for itself
+                    location.pop("uriBaseId", None)  # the absolute path did not need it
         path_of = reading_of(run).path_of
-        # Those of one file together, so that it is read once.
+        # Sorted by file, so that each file is read once.
         for place in sorted(objects_at(run, *files), key=lambda place: str(place.get("artifactLocation"))):
             checkout.add_snippet(place, path_of)
     return json.dumps(log, ensure_ascii=False).encode(errors="surrogatepass")

@@ -1,7 +1,7 @@
-"""Twins: results that differ by their place alone, such as one line of code that occurs in a file three times.
+"""Twins: results that differ only by place, such as a line of code that occurs three times.
 
-Their external ids are one hash with numbers. Each report gets the number of the nearest stored twin, so that a decision
-stays with its line when a twin is added, removed or listed in another order.
+Their external ids are the same hash with different numbers. Each report gets the number of the nearest stored twin, so
+that a decision stays with its line when a twin is added, removed or listed in another order.
 """
 
 from __future__ import annotations
@@ -17,29 +17,25 @@ from typing import Any
 from msgspec import Struct
 
 import findings_features.former_ids as former_ids
-from findings_service import (
-    Connection,
-    NewTask,
-    Submitting,
-)
+from findings_service import Connection, NewTask, SubmissionContext
 
-Place = tuple[str, int]  # a path and a line
+Place = tuple[str, int]  # path, line
 NUMBERED = re.compile("[0-9a-f]{40}-[0-9]+")  # the external id of a twin
 LOCATION = re.compile(r"(?s)(.*?)(?::([0-9]{1,9}))?")
-ELSEWHERE = 1_000_000  # lines from one file to another
-MOST_CELLS = 200_000  # of a table of distances, for 0.1 s; beyond them each place gets the nearest that is left
+ELSEWHERE = 1_000_000  # distance in lines between two files
+MOST_CELLS = 200_000  # limit of the table of distances (0.1 s); above it, each place gets the nearest free one
 
 
 def nearest(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
-    """Return for each of `few` the index of its match in `many`, so that the sum of distances in lines is least.
+    """Return an index in `many` for each of `few`, in increasing order, with the least sum of distances in lines.
 
-    Both must be sorted, and `many` must be at least as long. The indexes rise.
+    Both must be sorted, and `many` must be at least as long. Above `MOST_CELLS`, each place gets the nearest free one.
     """
     spare = len(many) - len(few)
     if len(few) * (spare + 1) > MOST_CELLS:
         return nearest_each(few, many)
     # Dynamic programming: best[k] is the least sum so far if k of `many` are skipped. steps[n][k] is how many of them
-    # are skipped before place n, to trace the way back.
+    # are skipped before place n; they are used to trace the matches backwards.
     best, steps = [0] * (spare + 1), list[list[int]]()
     for number, place in enumerate(few):
         reached, came = list[int](), list[int]()
@@ -60,10 +56,10 @@ def nearest(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
 
 
 def nearest_each(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
-    """Match each of a few places to the nearest one that is left, in their order, where a table would be too large."""
+    """Return an index in `many` for each of `few`: in order, each gets the nearest place that is free."""
     chosen, start = list[int](), 0
     for number, place in enumerate(few):
-        last = len(many) - len(few) + number  # enough are left for the others
+        last = len(many) - len(few) + number  # leaves one for each of the others
         at = bisect_left(many, place, start, last)
         if at > start and distance(place, many[at - 1]) <= distance(place, many[at]):
             at -= 1
@@ -73,22 +69,21 @@ def nearest_each(few: Sequence[Place], many: Sequence[Place]) -> list[int]:
 
 
 def distance(one: Place, other: Place) -> int:
-    """Return the distance of two places in lines."""
+    """Return the distance between two places in lines; different files add `ELSEWHERE`."""
     return abs(one[1] - other[1]) + (ELSEWHERE if one[0] != other[0] else 0)
 
 
 def matched(places: Sequence[Place], stored: Sequence[Place]) -> dict[int, int]:
-    """Match sorted places to sorted stored ones, and return their indexes."""
+    """Match sorted places one to one to sorted stored ones; return the index in `stored` by the place's index."""
     if len(places) > len(stored):
         return {place: twin for twin, place in matched(stored, places).items()}
     return dict(enumerate(nearest(places, stored)))
 
 
 class Twin(Struct):
-    """A stored twin; `is_reported` is whether the run has reported it already.
+    """A stored finding that differs from others only in its location; `is_reported` is true if the run reported it.
 
-    `branch` is the one that reported it first, None if that is another one than the run's; `last_run_id` is the last
-    run that counts for it.
+    `branch` is the finding's: "" for the main line, the name of the run's own branch, or None for any other branch.
     """
 
     external_id: str
@@ -100,15 +95,17 @@ class Twin(Struct):
 
 
 Stored = defaultdict[str, list[Twin]]
-Spot = tuple[str, int, int]  # a path, a line and a column
-Group = dict[Spot, list[NewTask]]  # the reports of one identity, by their places
-Claim = tuple[Spot, str]  # a place of a report, and its identity
+Spot = tuple[str, int, int]  # path, line, column
+Group = dict[Spot, list[NewTask]]  # reports of one identity, by place
+Claim = tuple[Spot, str]  # place and identity of a report
 OWN, NUMBER_OF, KEPT = "tasks.external_id", "tasks.twin_of", "former_ids.external_id"
 
 
-def add_twins(connection: Connection, by: Submitting, stored: Stored, identities: Iterable[str], column: str) -> None:
-    """Select the stored twins with one of some identities in a column, and add them to `stored`."""
-    if not (asked := sorted(identities)):
+def add_twins(
+    connection: Connection, by: SubmissionContext, stored: Stored, identities: Iterable[str], column: str
+) -> None:
+    """Select the twins that have one of `identities` in a column, and add them to `stored`."""
+    if not (wanted := sorted(identities)):
         return
     tables = "tasks"
     if column == KEPT:
@@ -120,38 +117,35 @@ def add_twins(connection: Connection, by: Submitting, stored: Stored, identities
                 AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
             FROM {tables} WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
                 AND {column} IN (SELECT value FROM json_each(?))""",
-        (by.run.branch, by.run.seq, by.who.client_id, *by.run.type_and_target, json.dumps(asked)),
+        (by.run.branch, by.run.seq, by.who.client_id, *by.run.type_and_target, json.dumps(wanted)),
     )
     for identity, external_id, title, location, branch, last_run_id, is_reported in rows:
         path, line = LOCATION.fullmatch(location).groups()  # type: ignore[union-attr]
-        first = identity[:40] if NUMBERED.fullmatch(identity) else identity
+        base = identity[:40] if NUMBERED.fullmatch(identity) else identity
         place = path, int(line or 0)
-        stored[first].append(Twin(external_id, title, place, bool(is_reported), branch, last_run_id))
+        stored[base].append(Twin(external_id, title, place, bool(is_reported), branch, last_run_id))
 
 
-def numbering(reports: Sequence[NewTask]) -> Callable[[Connection, Submitting, Any], None]:
+def numbering(reports: Sequence[NewTask]) -> Callable[[Connection, SubmissionContext, Any], None]:
     """Return a function that sets the external ids of reports in the submission's transaction.
 
-    It may run again after a rollback, and so begins with the identities.
+    The function can run again after a rollback, because it starts from the identities.
     """
     former = {report.identity: report.former_ids for report in reports if report.identity}
     return lambda connection, by, _: number_reports(connection, by, reports, former)
 
 
 def number_reports(
-    connection: Connection,
-    by: Submitting,
-    reports: Iterable[NewTask],
-    former: Mapping[str, Sequence[str]],
+    connection: Connection, by: SubmissionContext, reports: Iterable[NewTask], former: Mapping[str, Sequence[str]]
 ) -> None:
-    """Set the external ids of reports by their identities and places; reports at one place are one finding.
+    """Set the external ids of reports by identity and place; reports at one place are one finding.
 
-    :param former: the external ids that identities may have had.
+    :param former: the former external ids of each identity.
     """
     groups, names = defaultdict[str, Group](lambda: defaultdict(list)), dict[str, set[str]]()
     for report in reports:
         if report.identity:
-            report.external_id, report.twin_of, report.known_as = report.identity, None, None
+            report.external_id, report.twin_of, report.former_match = report.identity, None, None
             groups[report.identity][report.place].append(report)
             names[report.identity] = {report.identity, *former[report.identity], report.old_id} - {""}
         elif NUMBERED.fullmatch(report.external_id or ""):
@@ -159,7 +153,7 @@ def number_reports(
     claimed = Counter(itertools.chain.from_iterable(names.values()))
     stored, kept = Stored(list), Stored(list)
 
-    def several() -> list[str]:
+    def with_twins() -> list[str]:
         return [
             each
             for each in groups
@@ -167,23 +161,23 @@ def number_reports(
         ]
 
     add_twins(connection, by, stored, claimed, NUMBER_OF)
-    # The first twin's id has no number, so that `twin_of` does not find it. If an earlier request of this run reported
-    # it, this request may add its second twin.
-    asked = groups if by.run.reported else several()
-    add_twins(connection, by, stored, {*asked}.union(*(names[each] for each in several())), OWN)
-    many = several()
-    ids = itertools.chain.from_iterable(names[each] for each in many)
-    numbered = (f"{each}-{count}" for each in many for count in range(2, len(groups[each]) + len(stored[each]) + 1))
+    # The first twin's id has no number, so `twin_of` does not find it. It is also selected if an earlier request of
+    # this run may have reported it: this request may add its second twin.
+    selected = groups if by.run.reported else with_twins()
+    add_twins(connection, by, stored, {*selected}.union(*(names[each] for each in with_twins())), OWN)
+    identities = with_twins()
+    ids = itertools.chain.from_iterable(names[each] for each in identities)
+    numbered = (f"{each}-{n}" for each in identities for n in range(2, len(groups[each]) + len(stored[each]) + 1))
     add_twins(connection, by, kept, {*ids, *numbered}, KEPT)
     for same in itertools.chain.from_iterable(group.values() for group in groups.values()):
         if any(report.status is None for report in same):  # one of them is not suppressed
             for report in same:
                 report.status = None
     own = dict[Claim, str]()
-    for identity in many:
+    for identity in identities:
         own |= nearest_twins([(spot, identity) for spot in groups[identity]], stored[identity])
-    earlier = earlier_ids({each: groups[each] for each in many}, former, own, stored, kept)
-    for identity in many:
+    earlier = earlier_ids({each: groups[each] for each in identities}, former, own, stored, kept)
+    for identity in identities:
         number_group(identity, groups[identity], {each.external_id for each in stored[identity]}, own, earlier)
 
 
@@ -194,15 +188,16 @@ def earlier_ids(
     stored: Stored,
     kept: Stored,
 ) -> dict[Claim, str]:
-    """Return, for reports whose identity no stored twin has, the findings that former ids name: the nearest by place.
+    """Return, for each report, the external id of the nearest stored finding that a former id of the report names.
 
-    An id by the algorithm before version 12 leaves the message out: a finding that it names has the same title.
+    Reports with an id in `own` get none. An id from before schema version 12 does not include the message, so
+    the finding that it names must also have the same title.
     """
     claims = defaultdict[tuple[str, str], list[Claim]](list)
     for identity, group in groups.items():
         for spot, (report, *_) in group.items():
-            asked = [(identity, ""), *((name, "") for name in former[identity])]
-            for key in (*asked, (report.old_id, former_ids.without_numbers(report.old_title))):
+            names = [(identity, ""), *((name, "") for name in former[identity])]
+            for key in (*names, (report.old_id, former_ids.without_numbers(report.old_title))):
                 claims[key].append((spot, identity))
     earlier, used = dict[Claim, str](), {*own.values()}
     for (name, title), claimed in claims.items():
@@ -220,46 +215,46 @@ def earlier_ids(
 def number_group(
     identity: str, group: Group, taken: Container[str], own: Mapping[Claim, str], earlier: Mapping[Claim, str]
 ) -> None:
-    """Set the external ids of one identity's reports: those of the nearest stored twins, else unused ones."""
+    """Set the external ids of one identity's reports: the nearest twin's id (in `own`), else an unused id."""
     numbers = (f"{identity}-{count}" if count > 1 else identity for count in itertools.count(1))
     unused = (each for each in numbers if each not in taken)
-    # An unused id may be the former id of a finding. Reports in `earlier` choose first, so that no other gets it.
+    # An unused id may be a finding's former id. Reports in `earlier` choose first, so that no other report gets it.
     for spot in sorted(group, key=lambda spot: ((spot, identity) not in earlier, spot)):
         claim = spot, identity
         external_id = own.get(claim) or next(unused)
         for report in group[spot]:
             report.external_id, report.twin_of = external_id, identity if external_id != identity else None
-            report.known_as = earlier.get(claim, "")
+            report.former_match = earlier.get(claim, "")
 
 
 def nearest_twins(claims: Iterable[Claim], twins: Iterable[Twin]) -> dict[Claim, str]:
-    """Return the external ids of the stored twins by the places that match them.
+    """Match reports to stored twins; return the external ids of the twins by report.
 
-    A twin that this run has reported matches only the place at which it was reported. Of the others, those that were
-    there last are matched first: in the main line's latest run with any of them, and in the branch's. So the decision
-    about a twin stays with it when one that is gone, or that only another branch has, lies nearer to another place.
+    A twin that this run has already reported matches only its own place. Of the other twins, those in the main line's
+    and in the branch's latest run that reported any of them are matched first. So a twin keeps its decision even if a
+    twin that is gone, or that only another branch has, is nearer to a report.
     """
-    found, reported, left = dict[Claim, str](), defaultdict[Place, list[str]](list), list[Twin]()
+    found, reported, others = dict[Claim, str](), defaultdict[Place, list[str]](list), list[Twin]()
     for twin in sorted(twins, key=lambda each: (len(each.external_id), each.external_id)):
         if twin.is_reported:
             reported[twin.place].append(twin.external_id)
         else:
-            left.append(twin)
-    left.sort(key=lambda each: each.place)
+            others.append(twin)
+    others.sort(key=lambda each: each.place)
     latest = dict[str | None, str]()
-    for twin in left:
+    for twin in others:
         latest[twin.branch] = max(twin.last_run_id, latest.get(twin.branch, ""))
     free = list[Claim]()
     for claim in sorted(claims):
         (path, line, _), _ = claim
-        if there := reported.get((path, line)):
-            found[claim] = there.pop(0)
+        if ids := reported.get((path, line)):
+            found[claim] = ids.pop(0)
         else:
             free.append(claim)
-    lots: tuple[list[Twin], list[Twin]] = [], []
-    for twin in left:
-        lots[twin.branch is None or twin.last_run_id != latest[twin.branch]].append(twin)
-    for twins in lots:
+    groups: tuple[list[Twin], list[Twin]] = [], []
+    for twin in others:
+        groups[twin.branch is None or twin.last_run_id != latest[twin.branch]].append(twin)
+    for twins in groups:
         pairs = matched([(path, line) for (path, line, _), _ in free], [each.place for each in twins])
         found |= {free[claim]: twins[twin].external_id for claim, twin in pairs.items()}
         free = [each for each in free if each not in found]

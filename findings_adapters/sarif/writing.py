@@ -1,4 +1,4 @@
-"""What code scanning reads: findings as SARIF, written piece by piece."""
+"""SARIF export of findings, for code scanning and for import, written piece by piece."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from findings_service import (
     RANKS,
     SEVERITIES,
     Evidence,
+    Json,
     StoredStep,
     Task,
     TaskReport,
@@ -28,27 +29,27 @@ from findings_service import (
 )
 
 DRIVER = "Findings Task Service"
-DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
+DESCRIBED_RULES = 1000  # rules with a description; of further rules only the ids are kept in memory
 
 
 class Written(Struct):
-    """A rule that results are written of: how they name it, and what is told of it at the end."""
+    """Rule of written results: their reference to it, its descriptor for the tool, and its worst severity rank."""
 
-    reference: dict[str, Any]
-    descriptor: dict[str, Any]
+    reference: Json
+    descriptor: Json
     severity: int = 0
 
 
 class Tools:
-    """The rules that are met while results are written, by their tools: None is this service."""
+    """Rules of the results written so far, by tool; None is this service."""
 
     def __init__(self) -> None:
         self.rules: dict[str | None, dict[str, Written]] = {None: {}}
         self.parts: dict[str, int] = {}
         self.described = 0
 
-    def rule_of(self, task: Task, extensions: Mapping[str, Any]) -> Written:
-        """Return the rule of a task: its own or its scanner's, else one that has the name of its project type."""
+    def rule_of(self, task: Task, extensions: Json) -> Written:
+        """Return the rule of a task, or one named after its project type if it has none; add a new rule."""
         tool = word_in(extensions, "tool") if task.rule else None
         rule_id = task.rule or task.project_type
         rules = self.rules.setdefault(tool, {})
@@ -56,8 +57,8 @@ class Tools:
         if rule is None:
             self.described += 1
             descriptor = descriptor_of(rule_id, task) if self.described <= DESCRIBED_RULES else {"id": rule_id}
-            # A result names a rule of this service by its place, another by its tool's (3.27.7).
-            reference: dict[str, Any] = {"ruleId": rule_id, "ruleIndex": len(rules)}
+            # A result refers to a rule of this service by its index, to others also by the tool's index (3.27.7).
+            reference: Json = {"ruleId": rule_id, "ruleIndex": len(rules)}
             if tool is not None:
                 part = {"name": tool, "index": self.parts.setdefault(tool, len(self.parts))}
                 reference = {"rule": {"id": rule_id, "index": len(rules), "toolComponent": part}}
@@ -65,32 +66,32 @@ class Tools:
         rule.severity = max(rule.severity, RANKS[task.severity])
         return rule
 
-    def tool(self) -> dict[str, Any]:
-        """Return the tool of the run that was written."""
+    def tool(self) -> Json:
+        """Return the `tool` object of the run that was written, with all rules."""
         driver = {"name": DRIVER, "version": __version__, "rules": rules_of(self.rules[None])}
         parts = [{"name": name, "rules": rules_of(self.rules[name])} for name in self.parts]
         return {"driver": driver, "extensions": parts}
 
 
-def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
-    """Return a member of extensions where it is a text: they may hold anything."""
+def word_in(extensions: Json, name: str) -> str | None:
+    """Return a member of extensions if it is a text that is not blank, else None."""
     value = extensions.get(name)
     return value if isinstance(value, str) and value.strip() else None
 
 
-def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
-    """Return a member of extensions where it is the number of a line."""
+def line_in(extensions: Json, name: str) -> int | None:
+    """Return a member of extensions if it is a line number, else None."""
     value = extensions.get(name)
     return whole(value, 1) if type(value) is int else None
 
 
-RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
+RULE_WORDS = 1024  # characters of a rule's full description that code scanning takes
 
 
-def descriptor_of(rule_id: str, task: Task) -> dict[str, Any]:
-    """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
+def descriptor_of(rule_id: str, task: Task) -> Json:
+    """Return a rule's descriptor from its first task, with all that code scanning requires."""
     full = cut_bytes(task.description or task.title, RULE_TEXT)
-    steps = decoder(list[StoredStep]).decode(cast(Any, task.remediation))  # still as it is stored
+    steps = decoder(list[StoredStep]).decode(cast(Any, task.remediation))  # still the stored JSON
     help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
     texts = {"shortDescription": task.title, "fullDescription": truncate(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
@@ -98,8 +99,8 @@ def descriptor_of(rule_id: str, task: Task) -> dict[str, Any]:
     return {"id": rule_id, **described, **link, "properties": {"tags": task.tags}}
 
 
-def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
-    """Return the rules of one part of the tool, each as severe as its worst result."""
+def rules_of(rules: Mapping[str, Written]) -> list[Json]:
+    """Return the rules of one tool component, each with the severity of its worst result."""
     described = []
     for rule in rules.values():
         severity = SEVERITIES[-rule.severity]
@@ -114,28 +115,28 @@ SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "
 
 
 def score_of(severity: str) -> dict[str, str]:
-    """Return what tells code scanning how severe a rule or result is; info has no score."""
+    """Return the `security-severity` of a rule or result for code scanning; info has none."""
     return {"security-severity": SECURITY_SEVERITY[severity]} if severity in SECURITY_SEVERITY else {}
 
 
-Where = tuple[str, int | None, int | None]  # a path or URI, and its lines as far as they are known
+Where = tuple[str, int | None, int | None]  # a path or URI, its first and last line if known
 
 LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
-# What ends the name of a file where no folder or line tells that it is one: button.primary is a selector.
+# Suffixes that identify a file name without folder and line: button.primary is a selector.
 SUFFIXES = (
     "c|cc|cfg|cpp|cs|css|go|h|html?|ini|java|jsx?|json|kt|lock|md|mod|php|py|rb|rs|sh|sql|swift|tf|toml|tsx?|txt|vue|"
     "xml|ya?ml"
 )
 LOCATION = re.compile(
-    rf"(?=.*(?:/|:[0-9]+\Z|\.(?:{SUFFIXES})\Z))(?!//|#|.*\[[0-9]+\])(?:\./)?"  # [1] is of an XPath
+    rf"(?=.*(?:/|:[0-9]+\Z|\.(?:{SUFFIXES})\Z))(?!//|#|.*\[[0-9]+\])(?:\./)?"  # [1] occurs in XPaths
     r"(?P<path>(?:[A-Za-z]:(?=/))?[^\s:\"'<>|?*…]+)(?::(?P<line>[0-9]{1,9})(?::[0-9]+)?)?"
 )
 
 
-def where_of(task: Task, extensions: Mapping[str, Any], evidence: Iterable[Evidence]) -> Where:
-    """Return where a task is: code scanning wants to know of each.
+def where_of(task: Task, extensions: Json, evidence: Iterable[Evidence]) -> Where:
+    """Return the place of a task, from extensions, location or evidence, else its target or project type.
 
-    Of a location a column is passed over: the code of a result is whole lines.
+    Code scanning requires a place. A column in the location is ignored, because a result's code is whole lines.
     """
     if file := word_in(extensions, "file"):
         return file, line_in(extensions, "line"), line_in(extensions, "endLine")
@@ -147,13 +148,13 @@ def where_of(task: Task, extensions: Mapping[str, Any], evidence: Iterable[Evide
     return task.target_url or task.project_type, None, None
 
 
-PATH_SIGNS = "/!$&'()*+,;=@~"  # that a path may hold as they are; a colon might end a scheme
+PATH_SIGNS = "/!$&'()*+,;=@~"  # not percent-encoded in a path; a colon is, as it might end a scheme
 
 
 def uri_of(path: str) -> str:
-    """Return the URI of a file (RFC 3986), relative where its path is.
+    """Return the URI of a path (RFC 3986), relative if the path is relative.
 
-    Code scanning shows no results of other schemes than file: what is at an address has that as its path.
+    Code scanning shows only results with the scheme `file`, so an http address becomes a relative path.
     """
     if scheme := SCHEME.match(path):
         path = unquote(path[scheme.end() :].lstrip("/")) or path
@@ -165,11 +166,11 @@ def uri_of(path: str) -> str:
     return f"file://{quoted}" if path.startswith("/") else quoted
 
 
-def location_of(task: Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the location of a task: the first line where none is known."""
+def location_of(task: Task, extensions: Json) -> Json:
+    """Return the SARIF location of a task, at line 1 if the line is unknown."""
     evidence = decoder(list[Evidence]).decode(cast(Any, task.evidence))
     path, line, end_line = where_of(task, extensions, evidence)
-    region: dict[str, Any] = {"startLine": line or 1}
+    region: Json = {"startLine": line or 1}
     if line and end_line and end_line >= line:
         region["endLine"] = end_line
     snippet = next((item.content for item in evidence if item.type == "code" and item.content), None)
@@ -178,15 +179,15 @@ def location_of(task: Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": {"uri": uri_of(path)}, "region": region}}
 
 
-# The names of what is submitted of a task, and its fields; what it is known by is a fingerprint.
+# JSON names and attributes of the fields of a submitted task; the external id is written as a fingerprint.
 SUBMITTED = dict(zip(TaskReport.__struct_encode_fields__, TaskReport.__struct_fields__, strict=True))
 del SUBMITTED["externalId"], SUBMITTED["formerExternalIds"]
 
 
-def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
-    """Return a task as a result, with its own fields, so that it can be read back as it is."""
+def result_of(item: exports.ListedTask, tools: Tools) -> Json:
+    """Return a task as a SARIF result with all submitted fields except former ids, so that import restores it."""
     task = item.task
-    assert isinstance(task, Task)  # noqa: S101 - what `whole` asks for
+    assert isinstance(task, Task)  # noqa: S101 - `whole` requests tasks
     extensions = msgspec.json.decode(task.extensions)
     identity = hashlib.sha256((task.external_id or task.id).encode()).hexdigest()
     result = {
@@ -200,9 +201,9 @@ def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
     if task.external_id is not None:
         result["fingerprints"] = {OURS: task.external_id}
     if task.status == "dismissed":
-        why = ": ".join(filter(None, (task.reason, item.comment)))
-        justified = {"justification": why} if why else {}
-        result["suppressions"] = [{"kind": "external", "status": "accepted", **justified}]
+        justification = ": ".join(filter(None, (task.reason, item.comment)))
+        detail = {"justification": justification} if justification else {}
+        result["suppressions"] = [{"kind": "external", "status": "accepted", **detail}]
     if item.known is not None:
         result["baselineState"] = "unchanged" if item.known else "new"
     result["properties"] = {
@@ -219,7 +220,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 
 
 def write_sarif(listed: Iterator[exports.ListedTask]) -> Iterator[bytes]:
-    """Write tasks as one run of SARIF: the results first, then the tool with the rules that were met."""
+    """Yield the pieces of a SARIF document with one run: the tasks as results, then the tool with their rules."""
     tools = Tools()
     encoder = msgspec.json.Encoder()
     yield f'{{"$schema":"{SCHEMA}","version":"{VERSION}","runs":[{{"results":['.encode()
