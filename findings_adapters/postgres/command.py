@@ -1,4 +1,4 @@
-"""The command `copy`: a whole database from a file to PostgreSQL, or back, or from one file or server to another."""
+"""The command `copy`, which copies a whole database between files and PostgreSQL servers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from findings_adapters.postgres.copying import (
 from findings_service import Database, SQLiteDatabase, opened, write_table
 
 
-def ends_at(database: Database) -> tuple[Callable[..., Opened[Source]], Callable[..., Opened[Target]]]:
-    """Return the functions that open the source of a copy and its target."""
+def functions_for(database: Database) -> tuple[Callable[..., Opened[Source]], Callable[..., Opened[Target]]]:
+    """Return two functions: to open a database of this one's engine as the source of a copy, and as the target."""
     if isinstance(database, SQLiteDatabase):
         return file_source, file_target
     from findings_adapters.postgres import bulk  # needs psycopg
@@ -30,36 +30,36 @@ def ends_at(database: Database) -> tuple[Callable[..., Opened[Source]], Callable
     return bulk.server_source, bulk.server_target
 
 
-def named(_: click.Context, __: click.Parameter, value: str) -> str:
-    """Check that a database is named: an unset variable would leave it empty."""
+def require_name(_: click.Context, __: click.Parameter, value: str) -> str:
+    """Return the option's value, but reject an empty one, which an unset shell variable would give."""
     if not value:
-        raise click.BadParameter("this names no database")
+        raise click.BadParameter("must not be empty; give a file or a URL")
     return value
 
 
-end_option = functools.partial(click.option, required=True, metavar="DATABASE", callback=named)
+database_name_option = functools.partial(click.option, required=True, metavar="DATABASE", callback=require_name)
 
 
 @click.command(
-    epilog="Stop the service before, or what is written meanwhile is not in the copy. Nothing is ever written over, and"
-    " of a copy that fails nothing is left."
+    epilog="Stop the service first: writes during the copy are not in it. Nothing is ever overwritten, and a copy that"
+    " fails leaves nothing."
 )
-@end_option("--from", "source", help="What is copied: a file, or a postgresql:// URL.")
-@end_option("--to", "target", help="Where to: a new file, or a URL of a database without data of the service.")
+@database_name_option("--from", "source", help="The source: a file or a postgresql:// URL.")
+@database_name_option("--to", "target", help="The target: a new file, or the URL of a database without findings data.")
 def copy(source: str, target: str) -> None:
-    """Copy a database to another, also to PostgreSQL and back. The copy is of one moment, and verified."""
+    """Copy a database to a new file or PostgreSQL database. The copy is a verified snapshot."""
     tables = read_tables()
     with backup.interruptible(), opened(source) as old, opened(target, new=True) as new:
-        of_source = backup.files_of(old.location) if isinstance(old, SQLiteDatabase) else {old.location}
-        if new.location in of_source:
-            raise click.ClickException(f"{new.name} belongs to what is copied; name another database")
-        read, fill = ends_at(old)[0], ends_at(new)[1]
-        with read(old) as place, fill(new, tables) as copied:
-            shifts = find_shifts(place, tables) if isinstance(new, SQLiteDatabase) else {}
-            counts = copy_tables(place, copied, tables, shifts)
+        locations = backup.files_of(old.location) if isinstance(old, SQLiteDatabase) else {old.location}
+        if new.location in locations:
+            raise click.ClickException(f"{new.name} is the source, or belongs to it; name another target")
+        open_source, open_target = functions_for(old)[0], functions_for(new)[1]
+        with open_source(old) as opened_source, open_target(new, tables) as opened_target:
+            shifts = find_shifts(opened_source, tables) if isinstance(new, SQLiteDatabase) else {}
+            counts = copy_tables(opened_source, opened_target, tables, shifts)
     write_table(("TABLE", "        ROWS"), [(name, f"{count:12,}") for name, count in counts.items()], err=True)
     if shifted := [name for name, by_client in shifts.items() if by_client]:
         click.echo(
-            f"Clients had the same numbers in {', '.join(shifted)}; some were moved, in the same order.", err=True
+            f"Clients had the same row numbers in {', '.join(shifted)}; some were shifted, in the same order.", err=True
         )
     click.echo(f"{new.name}: {sum(counts.values()):,} rows, verified.", err=True)

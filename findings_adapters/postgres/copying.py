@@ -1,10 +1,10 @@
-"""Copying a whole database from a file to PostgreSQL, or back, or from one file or server to another.
+"""Copying of whole databases between files and PostgreSQL servers.
 
-The source is read as it is at one moment, while it may be in use. The target is new, and gets all of it or nothing:
-what stands there is read again, and compared and audited, before it is kept. Rows go one by one from one end to the
-other, so that a database of any size needs little memory. The ends are a file here, and a server in `bulk.py`.
+The source is read in one snapshot, and may be in use. The target is new and receives all rows or none: before the
+copy is committed, its rows are read back, compared with the source and audited. Rows are streamed one by one, so that
+a database of any size needs little memory. Sources and targets are files here, and servers in `bulk.py`.
 
-Every table with a client is copied. What is left out has none, and tells of one database alone: when it was backed up.
+Every table of client data is copied. Other tables describe a single database, such as its last backup, and are not.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from findings_service import (
 )
 
 Row = Sequence[Any]
-Shifts = Mapping[str, Mapping[str, int]]  # what is added to the seqs of a table, by client
+Shifts = Mapping[str, Mapping[str, int]]  # numbers to add to the seqs of a table: by table, then by client
 
 
 class Table(Struct, frozen=True):
-    """A table of the schema. Columns are told by their places.
+    """A table of the schema.
 
-    `numbers` are the columns that hold a seq, with the table whose seq it is.
+    `client` is the index of the column with the client's id. `numbers` maps indexes of seq columns to the seqs' tables.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Table(Struct, frozen=True):
     client: int
     numbers: Mapping[int, str]
 
-    def told(self, row: Row) -> str:
-        """Return which row this is, for messages."""
+    def describe(self, row: Row) -> str:
+        """Return the client and the key of a row, for messages."""
         cells = dict(zip(self.columns, row, strict=True))
         names = dict.fromkeys([self.columns[self.client], *(["id"] if "id" in cells else self.key)])
         return ", ".join(f"{name} {truncate(str(cells[name]))!r}" for name in names)
 
 
-OWNERS = {  # the tables that seqs of these names are of
+OWNERS = {  # columns that hold the seq of another table's row, with that table
     "run_seq": "runs",
     "branch_seq": "branches",
     "task_seq": "tasks",
@@ -69,7 +69,7 @@ OWNERS = {  # the tables that seqs of these names are of
 
 
 def read_tables() -> list[Table]:
-    """Return the tables to copy, in the order of `schema.sql`, in which nothing names a later one."""
+    """Return the tables to copy, in an order in which foreign keys refer to earlier tables."""
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(schema_path().read_text("utf-8"))
         names = fresh.execute(
@@ -80,66 +80,66 @@ def read_tables() -> list[Table]:
         for (name,) in names.fetchall():
             found = fresh.execute("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,)).fetchall()
             columns = [column for column, _ in found]
-            key = [column for place, column in sorted((place, column) for column, place in found) if place]
+            key = [column for number, column in sorted((number, column) for column, number in found) if number]
             client = "id" if name == "clients" else "client_id"
             owners = OWNERS | {"seq": name}
-            numbers = {place: owners[column] for place, column in enumerate(columns) if column in owners}
+            numbers = {index: owners[column] for index, column in enumerate(columns) if column in owners}
             tables.append(Table(name, columns, key, columns.index(client), numbers))
         return tables
 
 
-# The ends of a copy
+# Sources and targets
 
 
 class Source:
-    """Where rows are read, over a connection that sees one moment."""
+    """The source of a copy: a database whose rows are read over a connection with one snapshot."""
 
     def __init__(self, name: str, connection: Any) -> None:
         self.name, self.connection = name, connection
 
     def read(self, sql: str) -> Iterator[Row]:
-        """Give the rows of a statement, each read when it is asked for."""
-        return map(tuple, self.connection.execute(sql))  # a cursor would be closed with who reads it
+        """Return an iterator over the rows of a statement, which reads each row on demand."""
+        return map(tuple, self.connection.execute(sql))  # not a cursor: `yield from` would close it with its generator
 
     def rows(self, table: Table) -> Iterator[Row]:
-        """Yield all rows of a table. :raises DatabaseUnusable: if a text is not valid UTF-8."""
+        """Yield all rows of a table in the order of its key. :raises DatabaseUnusable: if a text is not UTF-8."""
         try:
             yield from self.read(f"SELECT {', '.join(table.columns)} FROM {table.name} ORDER BY {', '.join(table.key)}")
         except sqlite3.OperationalError as error:
             if "decode" not in str(error):
                 raise
-            raise DatabaseUnusable(f"{self.name}: a row of {table.name} has a text that is not UTF-8") from None
+            raise DatabaseUnusable(f"{self.name}: a row of {table.name} has a text that is not valid UTF-8") from None
 
 
 class Target(Source):
-    """The target of a copy, whose rows other connections see only once it is committed."""
+    """The target of a copy, whose rows are invisible to other connections until it is committed."""
 
-    statements: Sequence[str]  # that make the schema
+    statements: Sequence[str]  # that create the schema
 
     def make(self, *, indexes: bool) -> None:
-        """Make the tables, or the indexes, which are quicker to make when all rows are there."""
+        """Create the tables, or the indexes if `indexes`, which is faster once all rows are stored."""
         for statement in self.statements:
             if ("INDEX IF NOT EXISTS" in statement) == indexes:
                 self.connection.execute(statement)
 
     def fill(self, table: Table, rows: Iterable[Row]) -> None:
         """Store all rows of a table."""
-        marks = ", ".join("?" * len(table.columns))
-        self.connection.executemany(f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({marks})", rows)
+        values = ", ".join("?" * len(table.columns))
+        self.connection.executemany(f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({values})", rows)
 
     def finish(self) -> None:
-        """Make what is wanted once all rows are there."""
+        """Create the indexes, and begin a new epoch, after all rows are stored."""
         self.make(indexes=True)
         begin_epoch(self.connection)
 
 
-# Numbers of the history that are not given again: a webhook's place may be after the last entry that is left.
+# Numbers of the history that must not be used again: a webhook's cursor may be after the last remaining entry.
 USED_NUMBERS = "(SELECT seq FROM history UNION ALL SELECT history_seq FROM webhooks) AS used"
-CACHE = 128 * 1024  # KiB for a file that is filled
+CACHE = 128 * 1024  # KiB of SQLite's page cache while a file is filled
 
 
 class FileTarget(Target):
-    """A file that is made, beside its place until all is well."""
+    """A new file as the target of a copy. It has a temporary name, `partial`, until the copy has succeeded."""
 
     statements = tuple(statements_of(schema_path().read_text("utf-8")))
 
@@ -150,14 +150,14 @@ class FileTarget(Target):
         self.make(indexes=False)
 
     def _connect(self) -> SQLiteConnection:
-        """Open the file. There is no way back in it: what fails is dropped."""
+        """Open the temporary file without a rollback journal: a failed copy is removed as a whole."""
         connection = sqlite3.connect(self.partial, isolation_level=None, factory=SQLiteConnection)
         backup.copy_beside(connection, self.path)
         connection.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{CACHE}")
         return connection
 
     def finish(self) -> None:
-        """Make the indexes, and read all of it from the file from now on."""
+        """Create the indexes, commit, and reopen the file, so that the audit reads it from there."""
         super().finish()
         self.connection.execute("DELETE FROM sqlite_sequence WHERE name = 'history'")
         self.connection.execute(
@@ -169,34 +169,34 @@ class FileTarget(Target):
 
 
 def require_new(path: str, tables: Sequence[Table]) -> None:
-    """Refuse a file that has anything in it. :raises DatabaseUnusable: then."""
+    """Require that a path has no file, or one without rows of this service. :raises DatabaseUnusable: otherwise."""
     backup.require_replaceable(path)
     if not Path(path).exists():
         return
     with closing(open_database(Settings(db=path), read_only=True)) as connection:
-        there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        require_empty(Source(path, connection), [table for table in tables if table.name in there])
+        existing = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        require_empty(Source(path, connection), [table for table in tables if table.name in existing])
 
 
-def require_empty(place: Source, tables: Iterable[Table]) -> None:
-    """Refuse a database with rows in some tables. :raises DatabaseUnusable: then."""
-    if found := [table.name for table in tables if list(place.read(f"SELECT 1 FROM {table.name} LIMIT 1"))]:
+def require_empty(database: Source, tables: Iterable[Table]) -> None:
+    """Require that tables have no rows. :raises DatabaseUnusable: if one has any."""
+    if found := [table.name for table in tables if list(database.read(f"SELECT 1 FROM {table.name} LIMIT 1"))]:
         raise DatabaseUnusable(
-            f"{place.name} has data of this service already, in {', '.join(found)}; a copy needs a new database, or an"
-            " empty one"
+            f"{database.name} already has data of this service, in {', '.join(found)}; name a new or empty database as"
+            " the target"
         )
 
 
 @contextmanager
 def file_source(database: SQLiteDatabase) -> Iterator[Source]:
-    """Give what is in a file now."""
-    with readable_errors(database.name), database.snapshot() as moment:
-        yield Source(database.name, moment)
+    """Open a database file as the source of a copy, in one snapshot."""
+    with readable_errors(database.name), database.snapshot() as connection:
+        yield Source(database.name, connection)
 
 
 @contextmanager
 def file_target(database: SQLiteDatabase, tables: Sequence[Table]) -> Iterator[FileTarget]:
-    """Open a new file, which is moved to its place at the end, or removed if the block fails."""
+    """Open a new file as the target of a copy. Move it to its path at the end; remove it if the block fails."""
     path = database.settings.db
     require_new(path, tables)
     with backup.new_file(path) as partial:
@@ -206,15 +206,15 @@ def file_target(database: SQLiteDatabase, tables: Sequence[Table]) -> Iterator[F
         finally:
             target.connection.close()
         require_new(path, tables)
-        backup.put_in_place(partial, path)
+        backup.move_checked(partial, path)
 
 
-# Seqs. PostgreSQL numbers the rows of each client from 1 on, and SQLite all rows of a table. Where two clients have the
-# same seq, those of one are moved as far as it takes, and with them what refers to them; the order stays.
+# Sequence numbers. PostgreSQL numbers the rows of each client from 1, SQLite all rows of a table. If two clients have
+# the same seq in a copy to a file, one client's seqs and all references to them are shifted. Their order stays.
 
 
 def find_shifts(source: Source, tables: Iterable[Table]) -> Shifts:
-    """Return how far the seqs of clients have to be moved for no two to have the same."""
+    """Return the numbers to add to the seqs of clients, so that no seq occurs twice in a table; by table and client."""
     return {
         table.name: shifts_of(source.read(f"SELECT client_id, MIN(seq), MAX(seq) FROM {table.name} GROUP BY client_id"))
         for table in tables
@@ -224,7 +224,7 @@ def find_shifts(source: Source, tables: Iterable[Table]) -> Shifts:
 
 
 def shifts_of(spans: Iterable[Row]) -> dict[str, int]:
-    """Return how far clients are moved, by the first and the last seq of each: behind those that come before it."""
+    """Return the numbers to add to the seqs of clients that overlap; `spans` has client, first seq and last seq."""
     shifts, end = dict[str, int](), 0
     for client, first, last in sorted(spans, key=lambda span: (span[1], span[0])):
         if first <= end:
@@ -234,26 +234,26 @@ def shifts_of(spans: Iterable[Row]) -> dict[str, int]:
 
 
 def moved(rows: Iterable[Row], table: Table, shifts: Shifts, sign: int = 1) -> Iterator[Row]:
-    """Give rows with their seqs moved, or with the sign -1 moved back."""
-    places = [(place, shifts[owner]) for place, owner in table.numbers.items() if owner in shifts]
+    """Yield rows of a table with shifted seqs and references to seqs; shift back if `sign` is -1."""
+    columns = [(index, shifts[owner]) for index, owner in table.numbers.items() if owner in shifts]
     for row in rows:
         cells = list(row)
-        for place, by_client in places:
-            if cells[place] is not None:
-                cells[place] += sign * by_client.get(row[table.client], 0)
+        for index, by_client in columns:
+            if cells[index] is not None:
+                cells[index] += sign * by_client.get(row[table.client], 0)
         yield cells
 
 
-# What was read, and what stands there
+# Copying and verifying
 
 
 class Tally:
-    """How many rows a table has, and the sum of their checksums, which no order changes."""
+    """The number of rows of a table, and the sum of their checksums, which does not depend on their order."""
 
     count = checksum = 0
 
     def seen(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Give rows on, counted. A text and a number are never the same; so neither are two rows that differ."""
+        """Yield rows, and add each to the tally. Its checksum is of MessagePack, in which 1 and "1" differ."""
         for row in rows:
             self.count += 1
             digest = blake2b(msgspec.msgpack.encode(row), digest_size=16).digest()
@@ -262,12 +262,12 @@ class Tally:
 
 
 def copy_tables(source: Source, target: Target, tables: Sequence[Table], shifts: Shifts) -> Mapping[str, int]:
-    """Store all rows of a source in a target, and return how many each table has.
+    """Copy all rows of a source to a target, and return the number of rows of each table.
 
-    :raises click.ClickException: where not that stands there which was read, or it is unsound.
+    :raises click.ClickException: if the target differs from the source, or fails the audit.
     """
     read = {table.name: Tally() for table in tables}
-    wrong: list[str] = []
+    differences: list[str] = []
     with progress_bar("Copying", 2 * len(tables)) as bar:
         for table in tables:
             target.fill(table, moved(read[table.name].seen(source.rows(table)), table, shifts))
@@ -276,17 +276,17 @@ def copy_tables(source: Source, target: Target, tables: Sequence[Table], shifts:
             migrations.note_folding(target.connection, version)
         target.finish()
         for table in tables:
-            was, stored = read[table.name], Tally()
+            expected, stored = read[table.name], Tally()
             for _ in stored.seen(moved(target.rows(table), table, shifts, -1)):
                 pass
-            if was.count != stored.count:
-                wrong.append(f"{table.name}: {was.count:,} rows were read, and {stored.count:,} are there")
-            elif was.checksum != stored.checksum:
-                wrong.append(f"{table.name}: {was.count:,} rows are there, but not all as they were read")
+            if expected.count != stored.count:
+                differences.append(f"{table.name}: {expected.count:,} rows were read, but {stored.count:,} were stored")
+            elif expected.checksum != stored.checksum:
+                differences.append(f"{table.name}: {expected.count:,} rows were stored, but not all as they were read")
             bar.update(1)
-        audit.refuse_for(wrong, f"what stands in {target.name} is not what was read; the copy was dropped")
-        audit.refuse_for(
+        audit.raise_for_faults(differences, f"the rows in {target.name} differ from the source; the copy was dropped")
+        audit.raise_for_faults(
             list(audit.integrity_errors(target.connection)),
-            "every row was copied as it is, so that the copy has these faults, too; the copy was dropped",
+            "the source has these faults, because every row was copied unchanged; the copy was dropped",
         )
     return {name: tally.count for name, tally in read.items()}

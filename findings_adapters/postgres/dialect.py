@@ -1,8 +1,8 @@
-"""What PostgreSQL says otherwise than SQLite: text to text, in two small tables, and without a connection.
+"""Translation of SQL from SQLite to PostgreSQL, by two tables of regular expressions.
 
-Statements of the store are written in what both engines read; what is left is in `WORDS`. The schema is made of
-`schema.sql` by the rules of `SCHEMA`: there is one source of it. Numbered steps for databases of older versions go
-through the same rules (`steps_of`).
+The core's statements use SQL that both engines read; `WORDS` replaces the few expressions that differ. `SCHEMA`
+derives PostgreSQL's schema from `schema.sql`, so that there is one source of it. The migrations of older databases use
+the same rules (`steps_of`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from findings_service import (
-    REGISTRY,
-    schema_path,
-    statements_of,
-)
+from findings_service import REGISTRY, schema_path, statements_of
 
-KEPT_TEXTS = 2048  # statements with their translation
+CACHED_STATEMENTS = 2048
 
-MARK = re.compile(r"'(?:[^']|'')*'|--[^\n]*|\?")  # or a text between quotes, or a comment
-# Expressions that PostgreSQL calls by another name.
+PLACEHOLDER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|\?")  # matches literals and comments too, to skip their ?
+# Expressions that PostgreSQL writes differently.
 WORDS = (
-    (r"\bGROUP_CONCAT\(", "string_agg("),  # of a text, with what stands between two
-    (r"\(([\w.]+ = \?)\) IS TRUE\b", r"\1"),  # which keeps SQLite from an index
-    # As an array, which an index is looked up by: a set PostgreSQL takes for a hundred values, and joins.
+    (r"\bGROUP_CONCAT\(", "string_agg("),  # with a text and a separator
+    (r"\(([\w.]+ = \?)\) IS TRUE\b", r"\1"),  # IS TRUE keeps SQLite from using an index
+    # PostgreSQL looks up an array's values in an index. For a subquery, it assumes a hundred rows and plans a join.
     (
         r"\bIN \(SELECT (value|CAST\(value AS BIGINT\)|\(\s*SELECT [^()]*\)) FROM json_each\(\?\)\)",
         r"= ANY (ARRAY(SELECT \1 FROM json_array_elements_text(CAST(? AS json))))",
@@ -34,7 +30,7 @@ WORDS = (
     (r"\bGLOB '\*(\[[^']+\])\*'", r"~ '\1'"),
 )
 
-# The one row that says which version the schema has. SQLite keeps that in the head of its file.
+# Its one row holds the version of the schema. SQLite keeps that in the header of its file.
 VERSION_TABLE = "schema_version"
 MAKE_VERSION_TABLE = f"""CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (
     id       BIGINT PRIMARY KEY CHECK (id = 1),
@@ -42,15 +38,15 @@ MAKE_VERSION_TABLE = f"""CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (
 )"""
 
 
-@lru_cache(maxsize=KEPT_TEXTS)
+@lru_cache(maxsize=CACHED_STATEMENTS)
 def translated(sql: str) -> str:
-    """Return a statement of the store as PostgreSQL has it, with its marks numbered."""
+    """Translate a statement from SQLite's dialect to PostgreSQL's, with placeholders $1, $2 and so on."""
     numbers = itertools.count(1)
-    return MARK.sub(lambda match: f"${next(numbers)}" if match[0] == "?" else match[0], replaced(sql, WORDS))
+    return PLACEHOLDER.sub(lambda match: f"${next(numbers)}" if match[0] == "?" else match[0], replaced(sql, WORDS))
 
 
 def replaced(sql: str, words: Iterable[tuple[str, str]]) -> str:
-    """Return a text with what stands in a table for what fits its patterns."""
+    """Return SQL in which each pattern is replaced, ignoring case; `words` has patterns with their replacements."""
     for pattern, replacement in words:
         sql = re.sub(pattern, replacement, sql, flags=re.IGNORECASE)
     return sql
@@ -60,31 +56,31 @@ def replaced(sql: str, words: Iterable[tuple[str, str]]) -> str:
 
 
 def schema_statements() -> list[str]:
-    """Return the statements that make the schema."""
+    """Return the statements that create the schema in PostgreSQL, translated from `schema.sql`."""
     script = schema_path().read_text("utf-8")
     return [statement for each in cut_statements(script) if (statement := replaced(each, SCHEMA))]
 
 
 def cut_statements(script: str) -> Iterator[str]:
-    """Cut a script into its statements, without comments."""
+    """Yield the statements of a script, without comments and final semicolons."""
     for statement in statements_of(script):
         yield re.sub(r"('(?:[^']|'')*')|--[^\n]*", lambda match: match[1] or "", statement).strip().rstrip(";")
 
 
-# What a column is, and what stands around columns, in the order in which it is replaced.
+# Replacements in `schema.sql`, in the order in which they are applied.
 SCHEMA = (
     (r"^PRAGMA .*", ""),
     (r"\)\s*STRICT(\s*,\s*WITHOUT ROWID)?\s*$", ")"),
-    # Texts are compared by code point, as SQLite does, whatever the language of the database is.
+    # Compare texts by code point, as SQLite does, whatever the locale of the database is.
     (r"\bTEXT\b", 'TEXT COLLATE "C"'),
-    # What is numbered by itself in SQLite. The number is one of the client's, with which the key leads.
+    # Columns that SQLite numbers itself. Here the numbers are per client, so the primary key begins with the client.
     (
         r"\bseq(\s+)INTEGER PRIMARY KEY(?: AUTOINCREMENT)?",
         r"seq\1BIGINT GENERATED BY DEFAULT AS IDENTITY,\n    PRIMARY KEY (client_id, seq)",
     ),
     (r"\btask_seq(\s+)INTEGER PRIMARY KEY", r"task_seq\1BIGINT,\n    PRIMARY KEY (client_id, task_seq)"),
     (r"\bINTEGER\b", "BIGINT"),
-    # These keys have an index, and other indexes end with the number, as each of SQLite's does with its rowid.
+    # The primary key has an index already. Other indexes end with seq, as each of SQLite's ends with the rowid.
     (r"CREATE UNIQUE INDEX [^()]*\(client_id, seq\)", ""),
     (r"CREATE INDEX [^()]*\(client_id\)$", ""),
     (r"(CREATE INDEX [^()]* ON (runs|tasks|branches|history) \((?:[^()]|\([^()]*\))*)", r"\1, seq"),
@@ -95,11 +91,11 @@ TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+) ")
 
 
 def tables_of(statements: Iterable[str]) -> list[str]:
-    """Return the names of the tables that some statements make."""
+    """Return the names of the tables that the `CREATE TABLE` statements among these create."""
     return [table[1] for each in statements if (table := TABLE.match(each))]
 
 
-# Steps that SQLite needs a new table for, and PostgreSQL does not.
+# Scripts of migrations for which SQLite has to create a table anew and PostgreSQL does not, by schema version.
 STEPS = {
     10: """ALTER TABLE api_keys ADD COLUMN for_users INTEGER NOT NULL DEFAULT 0 CHECK (for_users IN (0, 1));
 ALTER TABLE history ALTER COLUMN task_seq DROP NOT NULL, ADD COLUMN run_seq INTEGER, ADD COLUMN user_name TEXT,
@@ -118,9 +114,9 @@ ALTER TABLE idempotent_answers DROP CONSTRAINT idempotent_answers_pkey,
 
 
 def steps_of(version: int) -> list[str]:
-    """Return the statements of the steps that lead on from a version."""
+    """Return the statements, in PostgreSQL's dialect, of all migrations from a schema version to the current one."""
     steps = sorted(REGISTRY.migrations.items())
     scripts = (STEPS.get(number, step.script) for number, step in steps if number > version)
     statements = (statement for script in scripts for statement in cut_statements(script))
-    of_schema = ("CREATE", "ALTER")  # others change rows
+    of_schema = ("CREATE", "ALTER")  # other statements change rows
     return [replaced(each, SCHEMA) if each.upper().startswith(of_schema) else translated(each) for each in statements]

@@ -1,8 +1,8 @@
-"""The server of `findings-service serve`: granian (https://github.com/emmett-framework/granian) before the service.
+"""The server of `findings-service serve`, on granian.
 
-An event loop reads requests, and answers those that are soon answered; one thread writes, for which the writes that
-wait share a transaction; some threads are for what takes long. Where a database has many connections, each request has
-a thread. `rsgi.py` is about requests, `commits.py` about writes, `processes.py` about processes and their signals.
+With SQLite, an event loop handles short requests, one thread commits all writes in groups, and thread pools run slow
+work. With an engine of many connections, each request has a thread. `rsgi.py` handles requests, `commits.py` commits
+writes, `processes.py` manages processes and signals. granian: https://github.com/emmett-framework/granian
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from findings_service import REGISTRY
 
 
 def register() -> None:
-    """Serve instead of the module itself."""
+    """Register this server in place of the core's."""
     from findings_adapters.serving import processes
 
     REGISTRY.serve = processes.serve

@@ -1,4 +1,4 @@
-"""The one thread that writes, and does the maintenance: writes that wait share a transaction, and so an fsync."""
+"""The writer thread: it commits writes in groups with one fsync, and runs the maintenance."""
 
 from __future__ import annotations
 
@@ -32,66 +32,66 @@ from findings_service import (
     timestamp,
 )
 
-LAST_WORDS = 0.5  # seconds that there are to say why a process ends
+EXIT_DELAY = 0.5  # seconds for writing the reason of an exit to standard error
 
 
-def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """Return a thread without which the process is of no use: where its work fails, that ends, and at once.
+def critical_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Return a thread, not yet started, that ends the process at once if `work` raises.
 
-    Half of a service would keep its clients waiting for ever. Nothing that was acknowledged is lost by it.
+    If the process ran on without it, requests would wait forever. No acknowledged write is lost by the exit.
     """
 
     def guarded() -> None:
         try:
             work()
         except BaseException:
-            threading.Timer(LAST_WORDS, os._exit, (1,)).start()  # perhaps nobody reads them
-            write_unlocked(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
+            threading.Timer(EXIT_DELAY, os._exit, (1,)).start()  # in case standard error is a full pipe
+            write_unlocked(f"the thread {name} failed, so the process exits\n{traceback.format_exc()}")
             os._exit(1)
 
     return threading.Thread(target=guarded, name=name, daemon=True)
 
 
 class Write(Struct, eq=False):
-    """A write that waits for its transaction."""
+    """A queued write, its response (`answer`) once there is one, and the future through which the caller gets it."""
 
     pending: PendingWrite
     future: asyncio.Future[Response]
     answer: Any = None
 
 
-MAINTENANCE_PAUSE = 2.0  # seconds between two turns of it
-FORGETTING = 600.0  # seconds between two searches for runs that are too old
-WARNED_FOR = 86_400.0  # seconds between two warnings that a client's runs are not forgotten
-SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
+MAINTENANCE_PAUSE = 2.0  # seconds between two rounds of maintenance
+PRUNE_INTERVAL = 600.0  # seconds between two searches for runs that finished more than FINDINGS_KEEP ago
+WARNING_INTERVAL = 86_400.0  # seconds between two warnings that a client's old runs are not removed
+SLICE_PAUSE = 0.05  # seconds between two steps that fail or remove runs, in which requests are served
 
 
 def maintenance_steps(database: Database) -> Iterator[float]:
-    """Do the maintenance for ever, one step at a time; each gives the seconds until the next.
+    """Run the maintenance step by step, forever. Yield the seconds to wait after each step.
 
-    The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
-    several, the runs that are older than the settings keep are forgotten. Where the thread has nothing else to do
-    it waits for locks: a client that always writes would keep it from all others.
+    A round stores the last uses of keys and runs, fails idle runs, and runs the engine's maintenance. In one of several
+    processes, it also deletes runs that finished more than FINDINGS_KEEP ago. With an engine that has threads, it waits
+    for locks, so that a client that writes all the time cannot block it. The writer thread of SQLite does not wait.
     """
     settings, patience = database.settings, None if database.threads else 0
     if settings.keep:
         import findings_features.deletion as deletion
-    old: Iterator[object] | None = None  # the search for old runs that is under way
+    removal: Iterator[object] | None = None  # the removal of runs that is in progress
     next_search = 0.0
-    warned: dict[str, float] = {}  # clients, each with the time of its next warning
+    warned: dict[str, float] = {}  # time of the next warning by client
 
     def refuse(client_id: str) -> None:
         if time.monotonic() >= warned.get(client_id, 0.0):
-            warned[client_id] = time.monotonic() + WARNED_FOR
+            warned[client_id] = time.monotonic() + WARNING_INTERVAL
             log.warning(
-                "FINDINGS_KEEP would remove more than half of the finished runs of client %r, so none are removed. If"
-                " the system clock is right, run: findings-service prune --finished-before %.0fs --yes",
+                "FINDINGS_KEEP would remove more than half of the finished runs of client %r, so it removes none. If"
+                " the system clock is right, prune all clients: findings-service prune --finished-before %.0fs --yes",
                 client_id,
                 settings.keep,
             )
 
     while True:
-        again = time.monotonic() + MAINTENANCE_PAUSE
+        next_round = time.monotonic() + MAINTENANCE_PAUSE
         try:
             database.write_uses(patience)
             is_ours = database.owns_maintenance()
@@ -100,38 +100,38 @@ def maintenance_steps(database: Database) -> Iterator[float]:
                     yield SLICE_PAUSE
             database.run_maintenance()
             if not database.trusts_clock():
-                old = None
+                removal = None
             elif settings.keep and is_ours and time.monotonic() >= next_search:
-                old = old or deletion.prune_slices(database, timestamp(ago=settings.keep), patience, refuse)
-            while old and time.monotonic() < again:
-                if next(old, None) is None:
-                    old, next_search = None, time.monotonic() + FORGETTING
+                removal = removal or deletion.prune_slices(database, timestamp(ago=settings.keep), patience, refuse)
+            while removal and time.monotonic() < next_round:
+                if next(removal, None) is None:
+                    removal, next_search = None, time.monotonic() + PRUNE_INTERVAL
                 yield SLICE_PAUSE
         except GeneratorExit:
             raise
-        except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
+        except BaseException as error:  # must not end the thread, which may be the writer thread
             if known_error(error) is None:
                 log.error("the maintenance failed", exc_info=error)
             if not is_busy(error):
-                next_search = time.monotonic() + FORGETTING
-            old = None
-        yield max(0.0, again - time.monotonic())
+                next_search = time.monotonic() + PRUNE_INTERVAL
+            removal = None
+        yield max(0.0, next_round - time.monotonic())
 
 
 TRANSACTION_ENDED = "writing failed, or the disk is full"
 
 
 def apply_in_group(pending: PendingWrite, connection: Connection) -> Response:
-    """Store a write wholly, or not at all, in the transaction of its group.
+    """Apply a write in a savepoint of its group's transaction, and return its response. An exception undoes the write.
 
-    :raises StorageFull: when there is no transaction any more.
+    :raises StorageFull: if the engine has ended the transaction.
     """
-    if not connection.in_transaction:  # or the savepoint would be one
+    if not connection.in_transaction:  # SAVEPOINT would begin a new one
         raise StorageFull(TRANSACTION_ENDED)
     connection.execute("SAVEPOINT request")
     before = connection.transaction.counters.changes.copy()
     try:
-        answer = pending.apply(connection)
+        response = pending.apply(connection)
         connection.execute("RELEASE request")
     except BaseException:
         connection.transaction.counters.changes = before
@@ -139,20 +139,20 @@ def apply_in_group(pending: PendingWrite, connection: Connection) -> Response:
             connection.execute("ROLLBACK TO request")
             connection.execute("RELEASE request")
         raise
-    return answer
+    return response
 
 
-GATHERING = 0.1  # of the time that a COMMIT takes
-GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
-SHORTEST_WAIT = 0.25  # seconds in the queue before a write is refused, where the settings allow no waiting at all
+GATHERING = 0.1  # wait before a group, as a share of the time of the last COMMIT
+GROUP_TIME = 0.05  # seconds after which a group is committed even if more writes are queued
+SHORTEST_WAIT = 0.25  # seconds that a write may be queued if `busy_timeout` is shorter
 
 
 class CommitScheduler:
-    """The one thread that writes, and does the maintenance, where a database has one writer.
+    """The writer thread of a database with one writer. It also runs the maintenance.
 
-    The writes that wait share a transaction, in the order in which they came, each in a savepoint. All share one fsync,
-    and are answered when the COMMIT is through; when it fails, all of them have failed. The next group gathers
-    meanwhile.
+    Queued writes share a transaction as a commit group, in the order of arrival, each in its savepoint. They share one
+    fsync and get their responses after the COMMIT. If the COMMIT fails, every write of the group has failed. Writes
+    that arrive during a COMMIT form the next group.
     """
 
     def __init__(self, database: Database, listeners: Listeners) -> None:
@@ -160,40 +160,40 @@ class CommitScheduler:
         self._waiting: deque[Write] = deque()
         self._maintenance = maintenance_steps(database)
         self._next_step = time.monotonic() + MAINTENANCE_PAUSE
-        self._gathering = 0.0  # seconds until a group begins: those of the last one are about to write again
+        self._gathering = 0.0  # seconds to wait before a group, because callers of the last one may write again at once
         self._stopping = False
-        self._bell = threading.Event()
-        self._thread = needed_thread(self._work, "findings-writer")
+        self._wakeup = threading.Event()
+        self._thread = critical_thread(self._work, "findings-writer")
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what waits, and end the thread."""
+        """Commit the queued writes, and end the thread."""
         self._stopping = True
-        self._bell.set()
+        self._wakeup.set()
         self._thread.join()
 
     async def commit(self, pending: PendingWrite) -> Response:
-        """Return the answer to a write once it is durable or refused, which it is after `busy_timeout` in the queue."""
+        """Queue a write. Return its response once it is durable, or a 503 if it was queued for too long."""
         loop = asyncio.get_running_loop()
         write = Write(pending, loop.create_future())
         self._waiting.append(write)
-        loop.call_soon(self._bell.set)  # behind the requests that came together with this one
+        loop.call_soon(self._wakeup.set)  # after the requests that arrived together with this one
         patience = max(SHORTEST_WAIT, self.database.settings.busy_timeout)
-        answered, _ = await asyncio.wait([write.future], timeout=patience)
-        if not answered:
+        done, _ = await asyncio.wait([write.future], timeout=patience)
+        if not done:
             with suppress(ValueError):  # the writer thread may take it at the same time
                 self._waiting.remove(write)
-                return problem_response(Busy("Other requests, or another process, write for too long"))
+                return problem_response(Busy("Writes of other requests or processes took too long"))
         return await write.future
 
     def _work(self) -> None:
         while self._waiting or not self._stopping:
             if not self._waiting:
-                self._bell.wait(max(0.0, self._next_step - time.monotonic()))
-                self._bell.clear()
+                self._wakeup.wait(max(0.0, self._next_step - time.monotonic()))
+                self._wakeup.clear()
             if self._waiting:
                 time.sleep(self._gathering)
                 self._commit_group()
@@ -201,12 +201,12 @@ class CommitScheduler:
                 self._next_step = time.monotonic() + next(self._maintenance)
 
     def _commit_group(self) -> None:
-        """Run writes until they are all done or their time is over, commit, and have them answered."""
+        """Apply queued writes for up to `GROUP_TIME`, commit them, and deliver their responses."""
         group: list[Write] = []
         try:
             with self.database.transaction() as connection:
                 end = time.monotonic() + GROUP_TIME
-                with suppress(IndexError):  # those in the queue may expire
+                with suppress(IndexError):  # the queue is empty: queued writes may also time out
                     while connection.in_transaction and time.monotonic() < end:
                         group.append(write := self._waiting.popleft())
                         write.answer = write.pending.request.attempt(apply_in_group, write.pending, connection)
@@ -215,7 +215,7 @@ class CommitScheduler:
                 committing = time.monotonic()
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
-            if not group and (self._stopping or not is_busy(error)):  # else each of them expires by itself
+            if not group and (self._stopping or not is_busy(error)):  # otherwise each write times out by itself
                 with suppress(IndexError):
                     while True:
                         group.append(self._waiting.popleft())
@@ -225,18 +225,18 @@ class CommitScheduler:
             try:
                 for listener in self._listeners.committed:
                     listener(len(group))
-            except BaseException as error:  # what they do with that is no reason to leave anybody waiting
-                log.error("counting a group failed", exc_info=error)
+            except BaseException as error:  # the responses must be sent all the same
+                log.error("a commit listener failed", exc_info=error)
         if group:
             self._settle(group)
 
     def _settle(self, writes: Sequence[Write]) -> None:
-        """Have the event loop give requests their answers, unless their clients have gone."""
+        """Deliver the writes' responses on the event loop. Futures of disconnected callers are done already."""
 
         def settle() -> None:
             for write in writes:
                 if not write.future.done():
                     write.future.set_result(write.answer)
 
-        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with suppress(RuntimeError):  # the loop is closed, so no request waits any more
             writes[0].future.get_loop().call_soon_threadsafe(settle)

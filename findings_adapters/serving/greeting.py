@@ -9,25 +9,27 @@ import sys
 import click
 
 from findings_features.streams import is_closed, write_unlocked
-from findings_service import STDERR, Service, __version__, hashed, insert_first_key
+from findings_service import REGISTRY, STDERR, Service, __version__, hashed, insert_first_key
 
 HOST_OPTION = "'--host' (env var: 'FINDINGS_HOST')"
 
 
 def listening_address(host: str, option: str = HOST_OPTION) -> str:
-    """Return the IP address of a host on the command line: granian takes no names."""
+    """Return an IP address of the host that `option` names, IPv4 if possible: granian takes no names."""
     try:
         found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # the latter for an empty label, or one that is too long
-        cause = error.strerror if isinstance(error, OSError) else "it is no name of a host"
-        raise click.BadParameter(f"{host!r} is no address of this machine: {cause}", param_hint=option) from None
+        cause = error.strerror if isinstance(error, OSError) else "it is not a valid host name"
+        raise click.BadParameter(
+            f"{host!r} is not a known host name or IP address: {cause}", param_hint=option
+        ) from None
     return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def free_port(host: str, port: int) -> int:
-    """Return the port to listen on, a free one for 0. :raises OSError: if another program listens there.
+    """Return the port to listen on: `port`, or a free one for 0. :raises OSError: if the port cannot be used.
 
-    granian opens its sockets so that several may share a port, and so would share it with anybody in silence.
+    granian's sockets allow other sockets on their port. Without this check, it would share a port unnoticed.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -40,22 +42,23 @@ def free_port(host: str, port: int) -> int:
 
 
 def reachable(host: str) -> str:
-    """Return the address by which this machine reaches a host that it listens on."""
+    """Return an address that this machine can connect to if it listens on `host`: loopback for 0.0.0.0 and ::."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the URL of a service."""
+    """Return the URL at which this machine reaches a server that listens on a host and port."""
     name = reachable(host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-FIRST_KEY = """
-Open the page, signed in with the first API key (client "default", level "full"; it is shown only this once):
+PAGE = """
+Open the page, signed in with the first API key:
 
     {url}/#key={key}
-
-Or use the API:
+"""
+FIRST_KEY = """
+This is the first API key, of client "default" and level "full". It is shown only this once:
 
     export FINDINGS_KEY={key}
     curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
@@ -63,15 +66,16 @@ Or use the API:
 
 
 def greet(service: Service, warning: str, url: str) -> None:
-    """Print the service's URL and, at a first start, its first key with a request to try.
+    """Print `warning`, the service's URL and, if there is no API key yet, a new first key with a request to try.
 
-    The key is inserted only now, when standard error is writable (poll(2); a pipe takes so short a text whole), so that
+    The key is inserted only when standard error is writable (poll(2); a pipe then takes the whole short text), so that
     a failed start leaves no key that no one has seen. A key that cannot be printed is deleted again.
     """
     select.select([], [STDERR], [])
     with service.database.transaction("default") as connection:
         key = None if is_closed(sys.stderr) else insert_first_key(connection, service.settings)
     write_unlocked(f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}")
-    if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
+    text = (PAGE if "/" in REGISTRY.page_files else "") + FIRST_KEY
+    if key and not write_unlocked(text.format(key=key, url=url)):
         with service.database.transaction("default") as connection:
             connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))

@@ -1,4 +1,4 @@
-"""A process that serves, or several on one port: signals, the access log, and the end."""
+"""Server processes, one or several on a port: signals, the access log and the shutdown."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ from findings_service import (
     DatabaseUnusable,
     Service,
     Settings,
-    accompanied,
     exposure_warning,
     load_module,
     log,
+    running_companions,
     start_service,
     timestamp,
 )
 
-Greeting = Callable[[], object]  # what says that the service answers
-WAITING_LINES = 10_000  # of the access log
-LAST_LINES = 1.0  # seconds that there are to write them at the end
+Greeting = Callable[[], object]  # prints that the service is ready
+WAITING_LINES = 10_000  # lines of the log that may be queued
+LAST_LINES = 1.0  # seconds for writing queued lines at the end
 
 
 class LineWriter(logging.Handler):
-    """Writes lines to standard error in a thread of its own: who puts them there waits for nobody who reads them.
+    """A log handler that writes in a thread, so that requests never wait for a full pipe.
 
-    Lines for which there is no room any more are dropped, and counted in one.
+    If the queue is full, lines are dropped; a line of the log says how many.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None is the end
         self._dropped = 0
-        self._thread = commits.needed_thread(self._work, "findings-log")
+        self._thread = commits.critical_thread(self._work, "findings-log")
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have what the service says of itself written, too."""
+        """Queue a record of the service's own log."""
         self.put(self.format(record))
 
     def put(self, line: str) -> None:
-        """Have a line written."""
+        """Queue a line, or drop it if the queue is full."""
         if self._lines.qsize() < WAITING_LINES:
             self._lines.put(line)
         else:
             self._dropped += 1
 
     def finish(self) -> None:
-        """Wait until all is written, for a moment."""
+        """End the thread after the queued lines, and wait for it, but at most `LAST_LINES` seconds."""
         self._lines.put(None)
         self._thread.join(LAST_LINES)
 
@@ -80,55 +80,55 @@ class LineWriter(logging.Handler):
             streams.write_unlocked(line)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                streams.write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
+                streams.write_unlocked(f"{dropped} lines of the log were dropped, because standard error was full")
 
 
 def as_json(text: str) -> str:
-    """Return a message as a line of the log in JSON. A line of the access log already is one."""
+    """Return a message as a JSON line. A line of the access log is JSON already."""
     if text.startswith('{"time":'):
         return text
     return json.dumps({"time": timestamp(), "message": text.strip()}, separators=(",", ":"))
 
 
 class JSONLines(logging.Formatter):
-    """Formats what no handler takes, such as messages of libraries."""
+    """A JSON formatter for records without a handler, such as those of libraries."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as a line."""
+        """Return a record as a JSON line."""
         return as_json(super().format(record))
 
 
 def announce(host: str, port: int, greeting: Greeting, ended: threading.Event) -> None:
-    """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
+    """Call `greeting` as soon as `/healthz` returns 200. If either fails, retry until `ended` is set."""
     while not ended.wait(0.01):
         with suppress(OSError, HTTPException, DatabaseUnusable, *ENGINE_ERRORS):
-            with closing(HTTPConnection(host, port, timeout=1.0)) as asking:
-                asking.request("GET", "/healthz")
-                status = asking.getresponse().status
+            with closing(HTTPConnection(host, port, timeout=1.0)) as connection:
+                connection.request("GET", "/healthz")
+                status = connection.getresponse().status
             if status == 200:
                 greeting()
                 return
 
 
-MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
-OWN_FILES = 60  # that the process itself has open, its documents and their pipes among them
+MOST_CONNECTIONS = 2048  # with granian's defaults, 300 half-open connections stall it
+OWN_FILES = 60  # files that the process itself opens, including documents and their pipes
 
 
 def most_connections() -> int:
-    """Return how many connections to take at once; further ones wait with the system.
+    """Return how many connections to accept at once. Further ones wait in the kernel's backlog.
 
-    Accepting more than there may be open files for would fail at once, again and again, and take a whole core.
+    Beyond the limit of open files, accept() would fail again and again, in a loop that uses a whole core.
     """
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # granian raises the soft limit to the hard one
     return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
 
 
 def pipe_of_signals() -> tuple[int, int]:
-    """Return both ends of a pipe that says something on the signals that end a service.
+    """Return the read end and write end of a pipe that becomes readable when a signal asks the service to stop.
 
-    The loop's own is full when others have much to wake it for, and taking its handlers away leaves a signal to its
-    default for a moment, in which a second one would kill. A handler in Python would not run until a waiting call
-    returns, if the signal came just before that call.
+    The event loop's own wakeup pipe can be full, and removing its handlers restores the default action for a moment, in
+    which a second signal would kill the process. A signal that arrives just before a blocking call would not run its
+    Python handler until that call returns.
     """
     listened, written = os.pipe()
     os.set_blocking(written, False)
@@ -138,13 +138,13 @@ def pipe_of_signals() -> tuple[int, int]:
     return listened, written
 
 
-SENDING = 60_000  # milliseconds after which a connection is closed whose client takes nothing of a response
+SENDING = 60_000  # milliseconds without progress in sending a response, after which the connection is closed
 
 
 async def limit_sending(port: int) -> None:
-    """Set TCP_USER_TIMEOUT (tcp(7), RFC 5482) on the listening socket of this process, as soon as it is there.
+    """Set TCP_USER_TIMEOUT (tcp(7), RFC 5482) on the listening socket once it exists.
 
-    Connections inherit it. granian gives access to neither, and has no time limit of its own for sending.
+    Connections inherit it. granian gives access to neither socket, and has no timeout of its own for sending.
     """
     found = not hasattr(socket, "TCP_USER_TIMEOUT")
     while not found:
@@ -157,19 +157,19 @@ async def limit_sending(port: int) -> None:
                     found = True
 
 
-LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
+LEAVING = 60.0  # seconds for requests in progress after the service is asked to stop
 HEADER_TIMEOUT = 5  # seconds
-READ_AHEAD = 128 * KIB  # bytes of a connection that wait to be taken, and of the longest head there may be
+READ_AHEAD = 128 * KIB  # bytes buffered for a connection, and so the longest request head
 
 
 async def serve_until_stopped(
     app: Any, host: str, port: int, greeting: Greeting | None, *parent: int, interface: str = "rsgi"
 ) -> None:
-    """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
+    """Serve until a signal asks to stop, then finish requests in at most `LEAVING` seconds.
 
-    :param app: a `RSGIApp`, or what has its `leave` and `close` and speaks another interface of granian's.
-    :param greeting: what says that the service answers, once it does.
-    :param parent: a pipe, if a process of this service started this one: readable once that is asked to stop, or ends.
+    :param app: a `RSGIApp`, or an app for another of granian's interfaces that has `leave` and `close` as well.
+    :param greeting: called once the service is ready.
+    :param parent: in a worker, a pipe that becomes readable when the parent process stops or dies.
     """
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
@@ -181,7 +181,7 @@ async def serve_until_stopped(
         host,
         port,
         interface=Interfaces(interface),
-        http=HTTPModes.http1,  # an idle HTTP/2 connection would keep the server from stopping for ever
+        http=HTTPModes.http1,  # an idle HTTP/2 connection would keep the server from ever stopping
         websockets=False,
         backlog=MOST_CONNECTIONS,
         backpressure=most_connections(),
@@ -203,20 +203,20 @@ async def serve_until_stopped(
     for pipe in pipes:
         loop.add_reader(pipe, stop)
     ended = threading.Event()
-    if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
-        saying = (reachable(host), port, greeting, ended)
-        threading.Thread(target=announce, args=saying, name="findings-greeting", daemon=True).start()
+    if greeting is not None:  # in a thread, because writing to a full pipe blocks
+        arguments = (reachable(host), port, greeting, ended)
+        threading.Thread(target=announce, args=arguments, name="findings-greeting", daemon=True).start()
     with suppress(asyncio.CancelledError):
         await serving
     limiting.cancel()
-    for name in STOPPING:  # no further one is to end what is ending
+    for name in STOPPING:  # a second signal must not interrupt the shutdown
         signal.signal(name, signal.SIG_IGN)
     app.close()
     ended.set()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return uvloop's event loop where it is installed, asyncio's elsewhere."""
+    """Return a new event loop, of uvloop if it is installed, otherwise of asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -225,16 +225,16 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_worker(service: Service, host: str, port: int, greeting: Greeting | None, *parent: int) -> None:
-    """Serve with this process."""
-    service.database.run_maintenance()  # with which what is there now is open, before something else may take its place
-    sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
+    """Serve in this process until a signal, or a pipe of the parent process, asks it to stop."""
+    service.database.run_maintenance()  # opens the database now, before another file can replace it at its path
+    sys.setswitchinterval(0.001)  # so that threads that write or validate delay the event loop less
     gc.collect()
-    gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
+    gc.freeze()  # exempt the modules' objects; a batch creates tens of thousands of objects, but no reference cycles
     gc.set_threshold(10_000, 10, 10)
     lines = LineWriter()
     service.listeners.write_line = lines.put
     log.addHandler(lines)
-    with accompanied(service), asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with running_companions(service), asyncio.Runner(loop_factory=new_event_loop) as runner:
         app = rsgi.RSGIApp(service)
         runner.run(serve_until_stopped(app, host, port, greeting, *parent))
     log.removeHandler(lines)
@@ -242,17 +242,17 @@ def run_worker(service: Service, host: str, port: int, greeting: Greeting | None
 
 
 def ask_to_stop(written: int) -> None:
-    """Make the pipe readable that all workers watch; a full one is readable already."""
+    """Stop all workers: write to the pipe that they watch. A full pipe is readable already."""
     with suppress(BlockingIOError):
         os.write(written, b"\0")
 
 
 def run_workers(service: Service, host: str, port: int, greeting: Greeting, count: int) -> None:
-    """Serve with several processes on one port, which this one begins and waits for.
+    """Start several worker processes on one port, and wait until all have ended. When one ends, the others are stopped.
 
-    :raises ChildProcessError: when one of them died by itself; then all stop.
+    :raises ChildProcessError: if one of them failed.
     """
-    listened, written = pipe_of_signals()  # all workers watch it; it ends with this process, however that ends
+    listened, written = pipe_of_signals()  # workers watch it: it closes when this process ends in any way
 
     def work(number: int) -> NoReturn:
         status = 1
@@ -264,37 +264,37 @@ def run_workers(service: Service, host: str, port: int, greeting: Greeting, coun
             status = 0
         except Exception as error:
             log.error("a worker failed", exc_info=error)
-        finally:  # what the first process does in the end is not to be done twice
+        finally:  # skip the cleanup that the parent process does
             os._exit(status)
 
-    begun, failed = set[int](), False
-    gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
+    started, failed = set[int](), False
+    gc.freeze()  # otherwise the first collection of each worker would write to, and so copy, all shared pages
     try:
         for number in range(count):
             if (worker := os.fork()) == 0:
                 work(number)
-            begun.add(worker)
+            started.add(worker)
     except OSError:
         ask_to_stop(written)
         raise
     finally:
-        while begun:
-            ended, status = os.wait()  # of any child: the first process of a container has others
-            if ended in begun:
-                begun.remove(ended)
+        while started:
+            ended, status = os.wait()  # may be another child: process 1 of a container adopts orphans
+            if ended in started:
+                started.remove(ended)
                 failed = failed or bool(status)
                 ask_to_stop(written)
-        service.database.run_maintenance()  # two that close a file at the same instant both leave its log there
+        service.database.run_maintenance()  # checkpoints: two workers that close at the same instant both leave the WAL
     if failed:
-        raise ChildProcessError("a worker died, and so all were stopped")
+        raise ChildProcessError("a worker process died, so all were stopped")
 
 
 def leave() -> NoReturn:
-    """End the process without taking the interpreter apart.
+    """Run `atexit` functions, flush streams, and exit without finalizing the interpreter.
 
-    A thread of granian's may want its lock even then, and would have the process aborted
-    (https://github.com/PyO3/pyo3/issues/4874); a further signal would kill it. What was registered with `atexit` is
-    called, for which Python has no public function.
+    One of granian's threads may need the interpreter's lock during finalization, which would abort the process
+    (https://github.com/PyO3/pyo3/issues/4874), and another signal would kill it. Python has no public function that
+    runs the `atexit` functions.
     """
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -303,15 +303,15 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-# Where several workers count: prometheus-client looks for it when it is loaded.
+# Environment variable with the folder of several workers' metrics. prometheus-client reads it when it is imported.
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def serve(settings: Settings, host: str, port: int, workers: int) -> None:
-    """Serve until one of the signals that end a service, and end the process.
+    """Serve until a signal asks to stop, then end the process.
 
-    :raises ConfigurationError: for a setting of a module that is not installed.
-    :raises ChildProcessError: when one of several workers died by itself.
+    :raises ConfigurationError: if a setting requires a module that is not installed.
+    :raises ChildProcessError: if one of several workers failed.
     """
     if settings.keep and (missing := load_module("findings_features.deletion")):
         raise ConfigurationError(f"FINDINGS_KEEP needs {missing}")
@@ -319,15 +319,15 @@ def serve(settings: Settings, host: str, port: int, workers: int) -> None:
     if settings.log == "json" and logging.lastResort:
         streams.log_form = as_json
         logging.lastResort.setFormatter(JSONLines())
-    os.environ.pop(METRICS_FOLDER, None)  # which another start had
-    with ExitStack() as held:
-        if settings.metrics and workers > 1:  # a new one, because figures begin at zero with each start
+    os.environ.pop(METRICS_FOLDER, None)  # inherited from another service
+    with ExitStack() as stack:
+        if settings.metrics and workers > 1:  # a new folder, because metrics begin at zero with each start
             folder = tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True)
-            os.environ[METRICS_FOLDER] = held.enter_context(folder)
+            os.environ[METRICS_FOLDER] = stack.enter_context(folder)
         port = free_port(host, port)
         service = start_service(settings)
         greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
-        held.enter_context(closing(service.database))  # last of all: who closes last folds the WAL into the file
+        stack.enter_context(closing(service.database))  # after all workers: the last close checkpoints the WAL
         if workers == 1:
             run_worker(service, host, port, greeting)
         else:

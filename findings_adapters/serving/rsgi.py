@@ -1,4 +1,4 @@
-"""Requests as granian gives them, answered on the event loop or in a thread.
+"""The RSGI application, which handles granian's requests on the event loop or in threads.
 
 The interface is RSGI 1.6 (https://github.com/emmett-framework/granian/blob/master/docs/spec/RSGI.md).
 """
@@ -45,9 +45,9 @@ from findings_service import (
 
 
 class BodyBudget:
-    """Bounds the bytes of all large bodies that are here at once, and those of one client to half of it.
+    """A limit for the bytes of large bodies in memory, of which a client gets at most half.
 
-    Without a bound, a few dozen connections would take all memory there is.
+    Without a limit, a few dozen connections could use up the memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -56,7 +56,7 @@ class BodyBudget:
 
     @contextmanager
     def holding(self, client_id: str) -> Iterator[Callable[[int], None]]:
-        """Give what counts more bytes of a body, for as long as it is here. It raises `Busy` when they are too many."""
+        """Yield a function that adds bytes to a client's total until the block ends. It raises `Busy` at a limit."""
         held = 0
 
         def hold(size: int) -> None:
@@ -64,30 +64,30 @@ class BodyBudget:
             held += size
             self._held[client_id] += size
             if self._held.total() > self._size or self._held[client_id] > self._size // 2:
-                raise Busy("Other large bodies are on their way")
+                raise Busy("Other large bodies are being received")
 
         try:
             yield hold
         finally:
             self._held[client_id] -= held
-            self._held += Counter()  # forgets clients that hold nothing
+            self._held += Counter()  # removes clients that hold nothing
 
 
 def environ_of(scope: Any) -> dict[str, Any]:
-    """Return what the service asks of the WSGI environment of a request, without its body.
+    """Return the parts of a request's WSGI environment that the service uses, without the body.
 
-    The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse. So are
-    headers with an underscore, which would be taken for those with a hyphen. But `Findings_User` is a bad
-    `Findings-User`: a proxy that takes the one away from its clients may pass on the other.
+    `Host` is left out: the service does not use it, so it need not reject a bad one. Headers with an underscore are
+    left out: their WSGI names would be those of headers with a hyphen. But `Findings_User` counts as an invalid
+    `Findings-User`, because a proxy that removes the latter from its callers' requests may pass on the former.
     """
     environ = {
         "REQUEST_METHOD": scope.method,
         "PATH_INFO": scope.path.encode().decode("latin-1"),
         "QUERY_STRING": scope.query_string.encode().decode("latin-1"),
     }
-    for header in scope.headers.keys():  # noqa: SIM118 - items() leaves out what is no ASCII, and so would lose a key
+    for header in scope.headers.keys():  # noqa: SIM118 - items() omits non-ASCII values, such as those of a malformed key
         if "_" not in header:
-            name = header.upper().replace("-", "_")  # with which WSGI has it (PEP 3333)
+            name = header.upper().replace("-", "_")  # as in WSGI (PEP 3333)
             name = name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
             environ[name] = ",".join(scope.headers.get_all(header))
         elif header == "findings_user":
@@ -96,28 +96,28 @@ def environ_of(scope: Any) -> dict[str, Any]:
     return environ
 
 
-SMALL_BODY = 16 * KIB  # bytes of a body that is parsed on the event loop, and counts in no budget
-DRAINED = 256 * 1024 * KIB  # bytes of a refused body that are read and dropped
-DRAINING, DRAINING_UNKNOWN = 5.0, 0.2  # seconds for that, with a good key and without
+SMALL_BODY = 16 * KIB  # bytes up to which a body is parsed on the event loop, and not counted in the budget
+DRAINED = 256 * 1024 * KIB  # bytes of a rejected body to read and discard
+DRAINING, DRAINING_UNKNOWN = 5.0, 0.2  # seconds for that, with a valid key and without
 
 
 class IncomingBody:
-    """The body of a request, on its way from the client; `rest_comes` tells whether any of it still is.
+    """The body of a request. `has_more` is whether a part of the body may not have been received yet.
 
-    :param patience: seconds that it may take to arrive.
+    :param patience: seconds in which the whole body must arrive.
     """
 
     def __init__(self, scope: Any, protocol: Any, patience: float) -> None:
-        self._length = int(scope.headers.get("content-length", -1))  # -1 where it is not said
+        self._length = int(scope.headers.get("content-length", -1))  # -1 if unknown
         self._patience = patience
-        self.rest_comes = self._length > 0 or "transfer-encoding" in scope.headers
-        self._waits = "expect" in scope.headers  # for 100 Continue, which a refused request does not get
-        self._chunks = aiter(protocol) if self.rest_comes else protocol
+        self.has_more = self._length > 0 or "transfer-encoding" in scope.headers
+        self._waits = "expect" in scope.headers  # for 100 Continue, which a rejected request does not get
+        self._chunks = aiter(protocol) if self.has_more else protocol
 
     async def drain(self, seconds: float) -> None:
-        """Read and drop what is left of the body, for a bounded time, after the response has been sent.
+        """Read and discard the rest of the body after the response, for at most `seconds`.
 
-        A proxy that cannot send all of a body responds with 502 instead (nginx and Caddy sometimes do).
+        Otherwise, a proxy that cannot send the whole body may respond with 502 instead (nginx and Caddy sometimes do).
         """
         left = 0 if self._waits else DRAINED
         with suppress(Exception):
@@ -126,14 +126,14 @@ class IncomingBody:
                     left -= len(chunk)
 
     async def receive(self, limit: int, hold: Callable[[int], object]) -> Body:
-        """Read the body, and stop where it has more bytes than it may.
+        """Read the body, but stop once it exceeds `limit` bytes.
 
-        :param hold: is told of more bytes. :raises Busy: when it does so.
+        :param hold: called with the size of each chunk of a large body. :raises Busy: if `hold` raises it.
         """
         body, whole = io.BytesIO(), True  # getvalue() does not copy
         try:
             async with asyncio.timeout(self._patience):
-                # To ask for an end that is known costs a turn of the event loop.
+                # Awaiting the end would cost a turn of the event loop; a known length makes it unnecessary.
                 while body.tell() != self._length and (chunk := await anext(self._chunks)):
                     body.write(chunk)
                     if body.tell() > limit:
@@ -142,22 +142,22 @@ class IncomingBody:
                         hold(len(chunk))
         except Busy:
             raise
-        except Exception:  # the time was over, the client broke off, or the chunks made no sense
+        except Exception:  # a timeout, a disconnected caller or malformed chunks
             whole = False
-        self.rest_comes = False
+        self.has_more = False
         return Body(body.getvalue(), whole)
 
 
 Result = TypeVar("Result")
 
 
-OTHERS_WAIT = "The database has not answered others yet"
+STILL_WAITING = "Earlier requests are still waiting for the database"
 
 
 class Threads:
-    """Some threads for what takes long, of which a client has no more than a share at once.
+    """A thread pool for slow work, of which one client may use only `share` threads at a time.
 
-    :param patience: seconds that may go by until one is free; None for ever.
+    :param patience: seconds to wait for a free thread within the client's share; None for no limit.
     """
 
     def __init__(self, name: str, count: int, share: int, patience: float | None = None) -> None:
@@ -167,39 +167,39 @@ class Threads:
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def run(self, request: ApiRequest, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns in a thread. :raises Busy: when none was free in time."""
+        """Run `work` in a thread, and return its result. :raises Busy: if no thread is free in time."""
         client = request.principal.client_id or request.environ.get("HTTP_AUTHORIZATION", "")
         share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self._patience):
                     for each in (share, self._free):
-                        await held.enter_async_context(each)
+                        await stack.enter_async_context(each)
             except TimeoutError:
-                raise Busy(OTHERS_WAIT) from None
+                raise Busy(STILL_WAITING) from None
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def stop(self) -> None:
-        """End the threads, once what they do is done."""
+        """Wait for the work in progress, and end the threads."""
         self._threads.shutdown()
 
 
-BODIES_HELD = 2  # times the largest body there may be, of all large ones together
-UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
-UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
-MOST_HELD = 100  # requests that wait for something to happen; a further one is told at once that nothing did
-LOOK_AGAIN = 0.5  # seconds until it is looked again whether it did
-SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
-# Of glibc (mallopt(3)): how many arenas threads share (M_ARENA_MAX), and the bytes from which on freed memory goes back
-# to the system (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). By default each thread keeps the most that it ever needed.
+BODIES_HELD = 2  # budget for all large bodies together, as a multiple of the largest allowed body
+SEND_TIMEOUT = 60.0  # seconds after which a caller that reads nothing of a document is disconnected
+UNOPENED = 5.0  # seconds for granian to read the first piece of a document, whatever the caller does
+MOST_HELD = 100  # long polls at once; a further one gets an empty response at once
+POLL_INTERVAL = 0.5  # seconds between two reads for a long poll
+SHARE_OF_CLIENT = 0.75  # share of the request threads that one client may use, with an engine of many connections
+# Parameters of glibc's mallopt(3): the number of arenas for all threads (M_ARENA_MAX), and the sizes from which freed
+# memory returns to the system (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). By default each thread keeps its peak memory.
 ALLOCATION = ((-8, 2), (-3, 1024 * KIB), (-1, 8192 * KIB))
 
 
 class RSGIApp:
-    """Takes requests from granian and answers them on the event loop's thread, one at a time.
+    """The RSGI application, which runs the short steps of requests on the event loop.
 
-    Bodies are read asynchronously before that, so that a slow client costs nobody anything. What is left to do, the
-    commit scheduler and some threads do. Where a database has many connections at once, each request has a thread.
+    Bodies are received asynchronously, so that a slow caller delays no other. The commit scheduler commits writes, and
+    thread pools run slow work. With an engine of many connections, each request runs in a thread instead.
     """
 
     def __init__(self, service: Service) -> None:
@@ -221,78 +221,78 @@ class RSGIApp:
         self._scheduler.start()
 
     def leave(self) -> None:
-        """Have nobody wait any more for something to happen."""
+        """End all long polls."""
         self._stopping.set()
 
     def close(self) -> None:
-        """Finish what is to be written, once no more requests come."""
+        """Commit the queued writes and end the threads, after the last request."""
         self._scheduler.stop()
         for threads in (self._probing, self._requests, *self._pools.values()):
             if threads is not None:
                 threads.stop()
 
     def _pool_of(self, job: type[ThreadJob]) -> Threads:
-        """Return the threads of a class of jobs, of which a client may have one at a time."""
+        """Return the thread pool of a class of jobs, of which a client may run one at a time."""
         if job not in self._pools:
             self._pools[job] = Threads(job.__name__, job.threads, 1, job.patience)
         return self._pools[job]
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
-        """Answer one request."""
-        with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
+        """Handle one request and send its response."""
+        with suppress(asyncio.CancelledError):  # at shutdown, if the caller has disconnected before
             began = time.perf_counter()
             request = ApiRequest(self._service, environ_of(scope), scope.path)
             body = IncomingBody(scope, protocol, self._service.settings.body_timeout)
             try:
-                answer = await self._answer(request, body)
-                if isinstance(answer, LongPoll):
-                    answer = await self._hold(request, answer, protocol)
+                response = await self._respond(request, body)
+                if isinstance(response, LongPoll):
+                    response = await self._hold(request, response, protocol)
             except Busy as busy:
-                answer = problem_response(busy)
-            if scope.method == "HEAD":  # which gets no body (RFC 9110, 9.3.2)
-                length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
-                if answer.document:
-                    answer.document.close()
-                answer = Response(answer.status, {**length, **answer.headers})
-            size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
+                response = problem_response(busy)
+            if scope.method == "HEAD":  # its response has no body (RFC 9110, 9.3.2)
+                length = {"Content-Length": str(response.size)} if response.size else {}  # a 304 has no length
+                if response.document:
+                    response.document.close()
+                response = Response(response.status, {**length, **response.headers})
+            size = await self._send_document(response, protocol) if response.document else len(response.body)
             for listener in self._service.listeners.answered:
-                listener(request, answer.status, size, time.perf_counter() - began)
+                listener(request, response.status, size, time.perf_counter() - began)
             if scope.method == "HEAD":
-                protocol.response_empty(answer.status, [*answer.headers.items()])
-            elif answer.document is None:  # granian counts the body itself
-                headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
-                if body.rest_comes:
+                protocol.response_empty(response.status, [*response.headers.items()])
+            elif response.document is None:  # granian adds the length of the body itself
+                headers = [item for item in response.headers.items() if item[0] != "Content-Length"]
+                if body.has_more:
                     headers.append(("Connection", "close"))
-                protocol.response_bytes(answer.status, headers, answer.body)
-            if body.rest_comes:
+                protocol.response_bytes(response.status, headers, response.body)
+            if body.has_more:
                 await body.drain(DRAINING_UNKNOWN if request.principal is ANONYMOUS else DRAINING)
 
-    async def _send_document(self, answer: Response, protocol: Any) -> int:
-        """Send a document as its client takes it, and return how many bytes went out. Others come between.
+    async def _send_document(self, response: Response, protocol: Any) -> int:
+        """Send a document no faster than the caller reads it, and return the number of bytes sent.
 
-        granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
-        keeps in memory until then. A client that is cut off sees that the document is shorter than was said.
+        granian reads a file, and so a pipe, only as fast as the caller reads the response. granian's own streams would
+        keep the rest in memory. A disconnected caller notices that the document is shorter than announced.
         """
         loop, size = asyncio.get_running_loop(), 0
         listened, written = os.pipe()
-        with suppress(OSError, AttributeError):  # of a user with so many pipes that new ones are small; of macOS
-            fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, DOCUMENT_PIECE)  # where pages are large, a pipe holds more
+        with suppress(OSError, AttributeError):  # OSError: the user's limit of pipe memory; AttributeError: macOS
+            fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, DOCUMENT_PIECE)  # the default is larger if pages are large
         transport, pipe = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
         )
-        transport.set_write_buffer_limits(0)  # so that what is drained is in the pipe
+        transport.set_write_buffer_limits(0)  # so that drain() waits until all is in the pipe
         writer = asyncio.StreamWriter(transport, pipe, None, loop)
-        protocol.response_file(answer.status, [*answer.headers.items()], f"/dev/fd/{listened}")
+        protocol.response_file(response.status, [*response.headers.items()], f"/dev/fd/{listened}")
         try:
-            with closing(typing.cast(StreamedBody, answer.document)) as document:
+            with closing(typing.cast(StreamedBody, response.document)) as document:
                 for piece in document:
                     writer.write(piece)
-                    await asyncio.wait_for(writer.drain(), UNTAKEN if listened < 0 else UNOPENED)
-                    if size and listened >= 0:  # granian has opened its end, and taken a piece
+                    await asyncio.wait_for(writer.drain(), SEND_TIMEOUT if listened < 0 else UNOPENED)
+                    if size and listened >= 0:  # granian has opened the pipe itself, and read a piece
                         os.close(listened)
                         listened = -1
                     size += len(piece)
-        except (OSError, TimeoutError, asyncio.CancelledError):  # the client has gone, or the service does
+        except (OSError, TimeoutError, asyncio.CancelledError):  # the caller has disconnected, or the service stops
             pass
         finally:
             transport.abort()
@@ -300,55 +300,55 @@ class RSGIApp:
                 os.close(listened)
         return size
 
-    async def _answer(self, request: ApiRequest, body: IncomingBody) -> Response:
-        """Take a request through its steps. What is not soon done goes to a thread, and what writes to who commits."""
-        if request.own_path == "/healthz":  # which asks how the database is: that may have to be waited for
+    async def _respond(self, request: ApiRequest, body: IncomingBody) -> Response:
+        """Run the steps of a request on the event loop, in threads or in the commit scheduler; return its response."""
+        if request.own_path == "/healthz":  # it probes the database, and may have to wait for it
             probing = self._probing.run(request, partial(request.respond, lambda _: Body()))
             try:
                 return await asyncio.wait_for(probing, HEALTH_TIME)
             except TimeoutError:
-                raise Busy(OTHERS_WAIT) from None
-        given = await self._take(request, partial(request.begin, None if body.rest_comes else Body()))
-        if given is not None:
-            return await self._finish(request, given)
-        with self._budget.holding(request.client_id) as hold:  # until it is stored, because its tasks are as large
-            arrived = await body.receive(request.limit, hold)
-            threads = self._pool_of(Check) if len(arrived.text) > SMALL_BODY else None
-            return await self._finish(request, await self._take(request, partial(request.judge, arrived), threads))
+                raise Busy(STILL_WAITING) from None
+        result = await self._run_step(request, partial(request.begin, None if body.has_more else Body()))
+        if result is not None:
+            return await self._finish(request, result)
+        with self._budget.holding(request.client_id) as hold:  # until it is stored: its parsed tasks are as large
+            received = await body.receive(request.limit, hold)
+            threads = self._pool_of(Check) if len(received.text) > SMALL_BODY else None
+            return await self._finish(request, await self._run_step(request, partial(request.judge, received), threads))
 
-    async def _take(
+    async def _run_step(
         self, request: ApiRequest, step: Callable[[], HandlerResult | None], threads: Threads | None = None
     ) -> Any:
-        """Take a request a step on, here or in a thread; or where each request has a thread, to its end there."""
+        """Run a step here or in `threads`; if each request has a thread, run all remaining steps in it."""
 
         def to_the_end() -> Response | None:
-            given = step()
-            return None if given is None else request.finish(given)
+            result = step()
+            return None if result is None else request.finish(result)
 
         if self._requests:
             return await self._requests.run(request, to_the_end)
         return await threads.run(request, step) if threads else step()
 
-    async def _finish(self, request: ApiRequest, given: HandlerResult) -> Response:
-        """Have done what is left to do: what takes long in a thread, what writes by the scheduler."""
-        while isinstance(given, ThreadJob):
-            given = await self._pool_of(type(given)).run(request, partial(request.attempt, given.work))
-        return await self._scheduler.commit(given) if isinstance(given, PendingWrite) else given
+    async def _finish(self, request: ApiRequest, result: HandlerResult) -> Response:
+        """Run the thread jobs of a request, commit its write, and return its response."""
+        while isinstance(result, ThreadJob):
+            result = await self._pool_of(type(result)).run(request, partial(request.attempt, result.work))
+        return await self._scheduler.commit(result) if isinstance(result, PendingWrite) else result
 
-    async def _hold(self, request: ApiRequest, answer: Response, protocol: Any) -> Response:
-        """Ask again until there is something to tell, the time is over, or the client has gone, or the service goes."""
+    async def _hold(self, request: ApiRequest, response: Response, protocol: Any) -> Response:
+        """Repeat a long poll until it has a result or times out, the caller disconnects or the service stops."""
         if self._held == MOST_HELD:
-            return answer
+            return response
         self._held += 1
         ends = [asyncio.ensure_future(each) for each in (self._stopping.wait(), protocol.client_disconnect())]
         try:
-            while isinstance(answer, LongPoll) and not any(each.done() for each in ends):
-                if (left := answer.until - time.monotonic()) <= 0:
+            while isinstance(response, LongPoll) and not any(each.done() for each in ends):
+                if (left := response.until - time.monotonic()) <= 0:
                     break
-                await asyncio.wait(ends, timeout=min(left, LOOK_AGAIN), return_when=asyncio.FIRST_COMPLETED)
-                answer = await self._take(request, partial(request.attempt, answer.again))
+                await asyncio.wait(ends, timeout=min(left, POLL_INTERVAL), return_when=asyncio.FIRST_COMPLETED)
+                response = await self._run_step(request, partial(request.attempt, response.again))
         finally:
             self._held -= 1
             for each in ends:
                 each.cancel()
-        return answer
+        return response
