@@ -1,4 +1,4 @@
-// The page: what views share, what stands around them, and which one is shown.
+// The page: shared state, the frame and one view.
 
 import { createApi } from "./api.js";
 import { createChanges } from "./changes.js";

@@ -1,4 +1,4 @@
-// How changes (`decisions.js`) are sent, kept until they can be, and undone.
+// Sending, queueing and undoing changes (`decisions.js`).
 
 import { API, isPassing, pathOf } from "./api.js";
 import { canUndo, decided, differs, isAlready, keepable, wayBack } from "./decisions.js";

@@ -1,4 +1,4 @@
-// The trend by day: a line of what was unfinished, over bars of what came and went.
+// The trend by day: a line of unfinished findings over bars of changes.
 
 import { html, useLayoutEffect, useRef, useState } from "./lib.js";
 import { capital, number } from "./words.js";

@@ -1,5 +1,5 @@
-// Decisions, and what leads back from them. A change is {tasks, fields, verb, what}: findings as they were shown, what
-// becomes of them, and what that is called before ("dismiss") and after ("Dismissed: ").
+// Decisions and their undo. A change is {tasks, fields, verb, what}: findings as shown, their new values, and its name
+// before ("dismiss") and after ("Dismissed: ").
 
 const SHOWN = ["status", "reason", "assignee", "severity", "title"]; // what a decision was made on
 const KEPT = ["id", "etag", "updatedAt", ...SHOWN];

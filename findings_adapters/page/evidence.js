@@ -1,4 +1,4 @@
-// What a finding rests on: strangers' code, pictures, links and texts.
+// The evidence of a finding, which is untrusted.
 
 import { html, useState } from "./lib.js";
 import { Address, Copy, Text } from "./parts.js";

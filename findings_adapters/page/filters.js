@@ -1,4 +1,4 @@
-// How lists are narrowed. Filters stand in the address under the API's names.
+// Filters of lists; the address has them under the API's names.
 
 import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";

@@ -1,4 +1,4 @@
-// One finding: what is known of it, and what people made of it.
+// One finding, with its history.
 
 import { pathOf } from "./api.js";
 import { Evidence } from "./evidence.js";

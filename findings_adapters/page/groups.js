@@ -1,4 +1,4 @@
-// Findings by what they have in common, with one decision for a group.
+// Groups of findings, with one decision for a group.
 
 import { Filters } from "./filters.js";
 import { filtersOf, GROUPINGS, isOf, narrowed } from "./grouping.js";

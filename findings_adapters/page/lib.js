@@ -1,4 +1,4 @@
-// What modules draw with: Preact with its hooks and htm, and stores that components follow.
+// Preact with its hooks and htm, and stores that components observe.
 
 import { createContext, useContext, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/preact.mjs";
 

@@ -1,4 +1,4 @@
-// What lists share: pages, the row that keys are about, what is chosen, and tables.
+// Shared by lists: pages, the current row, the selection, and tables.
 
 import { placeBehind } from "./api.js";
 import { useKeys } from "./keys.js";

@@ -1,4 +1,4 @@
-// How things stand: what is unfinished, whose it is, the trend, and the latest runs.
+// The overview: unfinished findings, assignees, trend and latest runs.
 
 import { pathOf } from "./api.js";
 import { Trend } from "./chart.js";

@@ -117,8 +117,8 @@ export function Dialog({ title, onClose, wide, children }) {
 }
 
 /** Keep what was typed where it is refused. `other` stands beside the button. */
-export function Form({ action, onSubmit, other, children, ...more }) {
-	const [{ error, busy }, setState] = useState({});
+export function Form({ action, onSubmit, other, failure, children, ...more }) {
+	const [{ error, busy }, setState] = useState({ error: failure });
 	const submit = async (event) => {
 		event.preventDefault();
 		if (busy) return;

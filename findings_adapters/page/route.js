@@ -1,8 +1,8 @@
-// Where the reader is, all in the address behind the #: a view, what it is of, and its filters.
+// The view, its item and its filters, all in the fragment of the address.
 
 import { createStore } from "./lib.js";
 
-/** Return {view, id, query} of what stands behind the #. */
+/** Parse a fragment into {view, id, query}. */
 export function readRoute(hash) {
 	const [path, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
 	let parts;
@@ -22,7 +22,7 @@ export function link(view, id = null, query = {}) {
 	return `#/${path}${given.length ? `?${text.toString().replaceAll("%2C", ",").replaceAll("%3A", ":")}` : ""}`;
 }
 
-/** Return the store of where the reader is, with `go`, a finding's `origin`, and the `groups` a list was opened from. */
+/** Return the router: a store with `go`, a finding's `origin`, and the `groups` a list was opened from. */
 export function createRouter() {
 	const store = createStore(readRoute(location.hash));
 	const isOne = ({ view, id }) => view === "findings" && id !== null;

@@ -1,4 +1,4 @@
-// One run, compared with its baseline: what is new, gone, and still there.
+// One run, compared with its baseline.
 
 import { pathOf } from "./api.js";
 import { html, useAnswer } from "./lib.js";

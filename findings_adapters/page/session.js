@@ -1,20 +1,13 @@
-// Who is signed in: the key, and what the service says of it. Behind a proxy that signs people in there is none.
+// The API key and its owner. Behind a proxy that signs people in, there is no key.
 
 import { API, heedRefusal, send } from "./api.js";
 import { createStore, readKept } from "./lib.js";
 
 const NAME = `findings:key:${API.pathname}`; // a host may serve several
 const NOBODY = { key: "", me: null };
-const KEY_IN_ADDRESS = /^#key=(.+)$/; // as the first start prints it
+const OFFERED = /^#key=(.+)/; // the address that the first start prints
 
-/** Return the key in the address, or "", and remove it from the address and from the history. */
-function takeKeyFromAddress() {
-	const [, key = ""] = KEY_IN_ADDRESS.exec(location.hash) ?? [];
-	if (key) history.replaceState(null, "", location.pathname);
-	return key;
-}
-
-/** Read a kept key: what is kept may not be ours. */
+/** Return the stored key; other programs may have written there. */
 function readSignedIn() {
 	const kept = [sessionStorage, localStorage].map((storage) => readKept(storage, NAME));
 	const { key, me } = kept.find((each) => typeof each?.key === "string" && each.me?.level) ?? NOBODY;
@@ -28,13 +21,12 @@ async function readMe(key) {
 }
 
 /**
- * Return the store {key, me: what `GET /me` says, asking: whether a proxy or another tab may sign in, again: a promise
- * while somebody is to sign in again}. A key is kept for the tab, or on request in the browser. Tabs hand theirs to those
- * without, which keep it nowhere.
+ * Return the store {key, me: the response of `GET /me`, asking: a proxy or another tab may sign in, again: promise of a
+ * new sign-in}. Tabs share their key with tabs that have none, which do not store it.
  */
 export function createSession() {
-	const offered = takeKeyFromAddress();
-	const store = createStore({ ...(offered ? NOBODY : readSignedIn()), asking: false, again: null });
+	const [, offered] = OFFERED.exec(location.hash) ?? [];
+	const store = createStore({ ...readSignedIn(), asking: false, again: null });
 	const channel = new BroadcastChannel(NAME);
 
 	function take(key, me) {
@@ -43,20 +35,20 @@ export function createSession() {
 		again?.resolve();
 	}
 
-	/** Take what came from nowhere else, and hand it over. */
+	/** Use a key and share it with other tabs. */
 	function enter(key, me) {
 		take(key, me);
 		channel.postMessage({ key, me });
 	}
 
-	/** Forget all that is kept: whoever comes next begins anew. */
+	/** Delete all stored data, and reload. */
 	function forget() {
 		for (const storage of [sessionStorage, localStorage]) {
 			for (const name of Object.keys(storage)) {
 				if (name.startsWith("findings:") && name.endsWith(`:${API.pathname}`)) storage.removeItem(name);
 			}
 		}
-		store.set({ ...NOBODY, asking: false, again: null }); // handed to no tab any more, even if the reload is stopped
+		store.set({ ...NOBODY, asking: false, again: null }); // no tab gets the key if the reload is stopped
 		location.reload();
 	}
 
@@ -67,31 +59,38 @@ export function createSession() {
 		else if (data.me && !key && (again || !me)) take(data.key, data.me); // never in another's place
 	};
 
-	/** Sign in, and keep the key for the tab or, with `remember`, in the browser. */
-	async function signIn(key, remember) {
+	async function signIn(key, kept) {
 		const me = await readMe(key);
-		const [kept, other] = remember ? [localStorage, sessionStorage] : [sessionStorage, localStorage];
 		kept.setItem(NAME, JSON.stringify({ key, me }));
-		if (remember !== null) other.removeItem(NAME);
 		enter(key, me);
 	}
 
-	addEventListener("hashchange", () => KEY_IN_ADDRESS.test(location.hash) && location.reload());
+	addEventListener("hashchange", () => OFFERED.test(location.hash) && location.reload());
+	const ask = (asking) => store.set({ ...store.get(), asking });
 	if (offered) {
-		store.set({ ...store.get(), asking: true });
-		signIn(offered, null).catch(() => store.set({ ...store.get(), asking: false }));
+		history.replaceState(null, "", location.pathname);
+		ask(true);
+		const { key } = store.get();
+		readMe(key)
+			.then((me) => enter(key, me), () => signIn(offered, sessionStorage)) // a link replaces no valid session
+			.catch((error) => store.set({ ...NOBODY, asking: false, again: null, error }));
 	} else if (!store.get().key) {
-		store.set({ ...store.get(), asking: true });
+		ask(true);
 		channel.postMessage({ wanted: true });
-		readMe("").then((me) => store.get().me ?? enter("", me), () => store.set({ ...store.get(), asking: false }));
+		readMe("").then((me) => store.get().me ?? enter("", me), () => ask(false));
 	}
 
 	return {
 		...store,
 
-		signIn: (key, remember) => signIn(key, remember || NAME in localStorage),
+		async signIn(key, remember) {
+			const storages = [localStorage, sessionStorage];
+			const [kept, other] = remember || NAME in localStorage ? storages : storages.reverse();
+			await signIn(key, kept);
+			other.removeItem(NAME);
+		},
 
-		/** Ask what the key may do: that may have changed since it was kept. */
+		/** Read again what the key may do. */
 		async refresh() {
 			const { key } = store.get();
 			const me = await readMe(key).catch(() => null);
@@ -104,7 +103,7 @@ export function createSession() {
 			forget();
 		},
 
-		/** Wait until somebody has signed in in place of this key, or where there was none. */
+		/** Wait for a sign-in that replaces this key. */
 		replaced(key) {
 			const present = store.get();
 			if (present.key !== key) return null;
@@ -114,5 +113,5 @@ export function createSession() {
 	};
 }
 
-/** Tell whether a key may triage. */
+/** Return whether a key may triage. */
 export const mayTriage = ({ me }) => me?.level === "full";

@@ -1,13 +1,14 @@
-// Signing in with a key: at first, and over what is open once a key holds no more, or a proxy's session.
+// Sign-in with an API key, and again after a key or a proxy's session has expired.
 
 import { html, usePage, useStore } from "./lib.js";
 import { Dialog, Form, Input } from "./parts.js";
 
 function KeyForm({ other }) {
 	const { session } = usePage();
+	const { error } = useStore(session);
 	const signIn = ({ elements: { key, remember } }) => session.signIn(key.value.trim(), remember.checked);
 	return html`
-		<${Form} class="signin" action="Sign in" onSubmit=${signIn} other=${other}>
+		<${Form} class="signin" action="Sign in" onSubmit=${signIn} other=${other} failure=${error}>
 			<${Input} label="API key" name="key" type="password" required autofocus spellcheck=${false} placeholder="fts_…" />
 			<label class="check"><input name="remember" type="checkbox" /> Remember it in this browser</label>
 		<//>`;
@@ -22,7 +23,7 @@ export const SignIn = () => html`
 		<pre class="sample">findings-service keys create NAME --level full</pre>
 	</main>`;
 
-/** Ask to sign in over what is open; what failed for want of that is sent again. */
+/** Ask to sign in again; then failed requests are sent again. */
 export function SignInAgain() {
 	const { session } = usePage();
 	const { key } = useStore(session);

@@ -1,4 +1,4 @@
-// Where a finding's source can be read: in its repository, at the commit that was scanned.
+// Links to a finding's source, at the scanned commit.
 
 import { webAddress } from "./words.js";
 

@@ -1,4 +1,4 @@
-// Webhooks: whom the service tells of what happens, and whether that arrives.
+// Webhooks, and whether their deliveries arrive.
 
 import { pathOf } from "./api.js";
 import { html, useAnswer, usePage, useState } from "./lib.js";
