@@ -35,7 +35,7 @@ from tests.statements import Collector  # noqa: E402
 
 STOP = pytest.StashKey[Callable[[], object]]()
 COLLECTOR = pytest.StashKey[Collector]()
-CHECKED = pytest.StashKey[list[tuple[set[str], set[str]]]]()  # statements of requests, and those without a client
+CHECKED = pytest.StashKey[list[tuple[set[str], set[str]]]]()  # statements of requests, and those that name no client
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,12 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of SQLite itself on PostgreSQL, and tests that need modules where the core is tested alone."""
+    """Skip tests of SQLite itself on PostgreSQL, and tests that require modules if only the core is tested."""
     for item in items:
         if engines.ON_POSTGRES and item.get_closest_marker("sqlite"):
-            item.add_marker(pytest.mark.skip(reason="about SQLite itself"))
+            item.add_marker(pytest.mark.skip(reason="tests SQLite itself"))
         if ALONE and item.get_closest_marker("modules"):
-            item.add_marker(pytest.mark.skip(reason="needs modules"))
+            item.add_marker(pytest.mark.skip(reason="requires modules"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,7 +66,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if collector is None:
         return
     if collector.statements:
-        found = {*collector.statements}, {*collector.complaints(engines.database_pool().take(ready=True))}
+        found = {*collector.statements}, {*collector.complaints(engines.database_pool().acquire(ready=True))}
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["statements"] = [[*each] for each in found]
         session.config.stash[CHECKED].append(found)

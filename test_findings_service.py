@@ -53,7 +53,7 @@ from tests.clients import API, KIB, STATUSES, UNKNOWN_ID, Client, assert_problem
 from tests.documents import COMMANDS, HERE, settings_variables
 from tests.engines import ON_POSTGRES, commit_method, connect_directly, db_at, full_error, integrity_errors_of, locked
 from tests.files import UNUSABLE, assert_storage_unusable, database_files, files_in, move_database_away, stored_rows
-from tests.hostile import another_client, assert_refused, raw_request, send_raw, status_of
+from tests.hostile import assert_rejected, concurrent_reads, raw_request, send_raw, status_of
 from tests.scenarios import BACKTRACKING, DEFINITION, WCAG_SCHEMA, WHOLE_TASK, Panic, count_all, in_a, post, start_on
 from tests.servers import CORE_FOLDER, IMPORT_CORE, PATIENCE, SECRET, Server, command, environment, invoke, wait_until
 from tests.surveys import PLACES, RULES, TAGS, TARGETS, Survey
@@ -63,7 +63,7 @@ DIGITS = "7" * 5000
 
 @contextmanager
 def read_only(app: flask.Flask) -> Iterator[None]:
-    """Let the database of an application take no writes."""
+    """Make the database of an application read-only."""
     database = database_of(app)
     if not ON_POSTGRES:
         clients.writer_of(app).execute("PRAGMA query_only = ON")
@@ -72,14 +72,14 @@ def read_only(app: flask.Flask) -> Iterator[None]:
         return
     change = f"ALTER DATABASE {database.settings.db.rpartition('/')[2]}"
     with connect_directly(database.settings.db) as connection:
-        for what in ("SET default_transaction_read_only = on", "RESET default_transaction_read_only"):
-            connection.execute(f"BEGIN; SET TRANSACTION READ WRITE; {change} {what}; COMMIT")
+        for clause in ("SET default_transaction_read_only = on", "RESET default_transaction_read_only"):
+            connection.execute(f"BEGIN; SET TRANSACTION READ WRITE; {change} {clause}; COMMIT")
             database.disconnect()
-            if what.startswith("SET"):
+            if clause.startswith("SET"):
                 yield
 
 
-READ_ONLY = "busy" if ON_POSTGRES else "storage_full"  # what a database that takes no writes is called
+READ_ONLY = "busy" if ON_POSTGRES else "storage_full"  # the code of a write to a read-only database
 TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
 BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
 MARKS = ("rule", "location", "tags")
@@ -92,19 +92,17 @@ RUN_FIELDS = {
     *("createdAt", "updatedAt", "finishedAt", "submitted", "verdict"),
 }
 IMAGE = "data:image/png;base64,"
-# ---------------------------------------------------------------------------
-# Conventions
-# ---------------------------------------------------------------------------
+# --- Conventions -----------------------------------------------------------
 
 STRINGS = (
     *("plain", "  spaces stay  ", "e\u0301 is not \u00e9", "\U0001f600 \U0010ffff", "\ufffe \uffff \ufdd0"),
     *("\ufeffmark \u2028 \u2029 \u200f", "\x01\x1f\x7f\t\n\r", '\\u0000 " / \\', "<script>&amp;</script>"),
-    '[{"\\' * 64,  # which are no levels
+    '[{"\\' * 64,  # brackets in a string are not nesting levels
 )
 
 
 @pytest.mark.parametrize("escaped", [True, False], ids=["escaped", "plain"])
-def test_strings_come_back_exactly_as_sent_in_utf8(client: Client, run: str, escaped: bool) -> None:
+def test_strings_round_trip_exactly_as_utf8(client: Client, run: str, escaped: bool) -> None:
     for text in STRINGS:
         texts = dict.fromkeys(("title", "description", "externalId"), text)
         sent = task(**texts, evidence=[{"label": text}], extensions={text: [text]})
@@ -114,8 +112,8 @@ def test_strings_come_back_exactly_as_sent_in_utf8(client: Client, run: str, esc
         assert {name: stored[name] for name in texts} == texts
         assert (stored["evidence"][0]["label"], stored["extensions"]) == (text, {text: [text]})
         assert client.read("tasks", externalId=text)["total"] == 1
-    answer = client.get(f"{API}/tasks")
-    assert (answer.content_type, "\U0001f600 \U0010ffff".encode() in answer.data) == ("application/json", True)
+    response = client.get(f"{API}/tasks")
+    assert (response.content_type, "\U0001f600 \U0010ffff".encode() in response.data) == ("application/json", True)
 
 
 def test_times_are_utc_with_milliseconds(client: Client, run: str) -> None:
@@ -127,7 +125,7 @@ def test_times_are_utc_with_milliseconds(client: Client, run: str) -> None:
     assert all(clients.TIME.fullmatch(text) for text in times), times
 
 
-def test_ids_are_uuid7_and_sort_by_creation_also_of_a_thousand_tasks_at_once(client: Client, run: str) -> None:
+def test_ids_are_uuid7_in_creation_order_even_within_a_batch(client: Client, run: str) -> None:
     done = client.submit(run, *[task(externalId=f"f-{n}" if n % 2 else None) for n in range(1000)])
     ids = [*(item["id"] for item in done["tasks"]), client.add(run), client.add(run)]
     assert (done["created"], ids) == (1000, sorted(set(ids)))
@@ -139,14 +137,14 @@ EACH_OPERATION = [pytest.param(each, id=f"{each.method} {each.path}") for each i
 
 
 def path_to(each: Any, client: Client, run: str, **task_fields: str) -> str:
-    """Return the path of an operation, about things that are there."""
-    hook = client.post(f"{API}/webhooks", json={"url": "https://hooks.invalid/"}) if "webhook" in each.path else None
-    ids = {"run_id": run, "task_id": client.add(run, **task_fields), "webhook_id": hook and hook.json["id"]}
+    """Return the path of an operation with the ids of existing resources."""
+    webhook = client.post(f"{API}/webhooks", json={"url": "https://hooks.invalid/"}) if "webhook" in each.path else None
+    ids = {"run_id": run, "task_id": client.add(run, **task_fields), "webhook_id": webhook and webhook.json["id"]}
     return each.path.format(name="web", **ids)
 
 
 @pytest.mark.parametrize("each", EACH_OPERATION)
-def test_unknown_query_parameters_are_refused_by_name(client: Client, run: str, each: Any) -> None:
+def test_unknown_query_parameter_is_rejected_by_name(client: Client, run: str, each: Any) -> None:
     body = {} if each.method != "GET" else None
     path = path_to(each, client, run)
     response = client.open(path, method=each.method, json=body, query_string={"stauts": "open"})
@@ -154,12 +152,12 @@ def test_unknown_query_parameters_are_refused_by_name(client: Client, run: str, 
 
 
 def values_of(field: str, *values: Any) -> list[dict[str, Any]]:
-    """Return what a field is changed to, for each of some values; `...` leaves it out."""
+    """Return a change of a field for each value; `...` removes the field."""
     return [{field: value} for value in values]
 
 
-def refusals(good: dict[str, Any], *changes: Any) -> list[tuple[Any, str]]:
-    """Return bad bodies: what each changes of a good one, and where that is wrong, its last field if unsaid."""
+def bad_bodies(good: dict[str, Any], *changes: Any) -> list[tuple[Any, str]]:
+    """Return a body for each change, with the pointer of its error (default: the last changed field)."""
     rows = [row if isinstance(row, tuple) else (row, f"/{[*row][-1]}") for row in changes]
     return [({name: value for name, value in (good | row).items() if value is not ...}, at) for row, at in rows]
 
@@ -170,10 +168,10 @@ BAD_TYPE_FIELDS = (
     *values_of("label", "x" * 201, 1, "\0"),
     *values_of("description", "x" * 10_001, [], "\0"),
 )
-REFUSED = {
-    "POST project-types": refusals({"name": "new"}, *BAD_TYPE_FIELDS, *values_of("name", ..., None)),
-    "PUT project-types/web": refusals({}, *BAD_TYPE_FIELDS),
-    "POST runs": refusals(
+BAD_BODIES = {
+    "POST project-types": bad_bodies({"name": "new"}, *BAD_TYPE_FIELDS, *values_of("name", ..., None)),
+    "PUT project-types/web": bad_bodies({}, *BAD_TYPE_FIELDS),
+    "POST runs": bad_bodies(
         {"projectType": "web"},
         *({"sevrity": 1}, {"createdAt": "x"}, {"status": "running"}),
         *values_of("projectType", ..., None, 1, "w\0"),
@@ -183,7 +181,7 @@ REFUSED = {
         ({"metadata": {"a": ["\0"]}}, "/metadata/a/0"),
         *values_of("branch", "", "x" * 256, 1, "a\tb", "main\n", "\x7f", "a\x85"),
     ),
-    "PATCH runs/RUN": refusals(
+    "PATCH runs/RUN": bad_bodies(
         {"status": "completed"},
         *(({"status": ...}, ""), ({"status": None, "metadata": None}, ""), *values_of("status", "running", "done", 1)),
         *values_of("statusReason", "x" * 1001, 1, "a\0b"),
@@ -194,7 +192,7 @@ REFUSED = {
         *({"status": ..., "metadata": {}, each: value} for each, value in (("statusReason", "x"), ("gate", {}))),
         *values_of("metadata", [], "x", {"a": "x" * (64 * KIB - 7)}),
     ),
-    "PATCH tasks/TASK": refusals(
+    "PATCH tasks/TASK": bad_bodies(
         {},
         *(({}, ""), (dict.fromkeys(("status", "comment", "reason", "assignee")), ""), ({"assigne": "Ada"}, "")),
         *({"title": "x"}, {"status": "open", "severity": "low"}, {"status": "open", "extensions": {}}),
@@ -205,7 +203,7 @@ REFUSED = {
         {"status": "open", "comment": "x" * 4001, "reason": "fixed"},
         *values_of("assignee", "x" * 201, " \t", 1, "a\0b"),
     ),
-    "POST runs/RUN/tasks": refusals(
+    "POST runs/RUN/tasks": bad_bodies(
         {},
         *({"tasks": [task()], "dryRun": True}, ({}, "/title")),
         *values_of("tasks", [{"title": "x", "severity": "low"}] * 1001, {}, "x"),
@@ -214,13 +212,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("operation", REFUSED)
-def test_a_bad_body_is_refused_where_it_is_wrong_and_changes_nothing(client: Client, run: str, operation: str) -> None:
+@pytest.mark.parametrize("operation", BAD_BODIES)
+def test_invalid_body_is_rejected_with_a_pointer_and_changes_nothing(client: Client, run: str, operation: str) -> None:
     task_id = client.add(run)
     method, path = operation.replace("RUN", run).replace("TASK", task_id).split()
     paths = (f"tasks/{task_id}", f"runs/{run}", "project-types/web")
     before = [count_all(client), *map(client.read, paths)]
-    for body, pointer in REFUSED[operation]:
+    for body, pointer in BAD_BODIES[operation]:
         response = client.send(method, f"{API}/{path}", json.dumps(body, ensure_ascii=False).encode())
         assert_problem(response, 422, "validation_failed", pointer)
     assert [count_all(client), *map(client.read, paths)] == before
@@ -247,7 +245,7 @@ BAD_URLS = (
     *("java\tscript:alert(1)", "javascript\n:alert(1)", "VBScript:x"),
     *("data:text/html,<b>", "data:,x", "DATA:text/html,<b>"),
 )
-BAD_PARTS = [
+BAD_ELEMENTS = [
     *(("/evidence/0", each) for each in ("x", None, {"type": "code"}, {"label": None, "url": None, "content": None})),
     ("/evidence/0/lable", {"label": "x", "lable": "y"}),
     *(("/evidence/0/type", {"label": "x", "type": each}) for each in ("x" * 65, "\0")),
@@ -264,7 +262,7 @@ BAD_PARTS = [
 ]
 BAD_TASKS = [
     *((change, f"/{name}") for change in BAD_TASK_FIELDS for name in change),
-    *(({pointer.split("/")[1]: [part]}, pointer) for pointer, part in BAD_PARTS),
+    *(({pointer.split("/")[1]: [element]}, pointer) for pointer, element in BAD_ELEMENTS),
     ({"evidence": [{"label": "x"}, {}]}, "/evidence/1"),
     ({"remediation": [{"step": 3, "instruction": "x"}] * 2}, "/remediation/1/step"),
     ({"remediation": [{"step": 2, "instruction": "x"}, {"instruction": "y"}]}, "/remediation/1/step"),
@@ -275,7 +273,7 @@ BAD_TASKS = [
 
 
 @pytest.mark.parametrize("field", dict.fromkeys(pointer.split("/")[1] for _, pointer in BAD_TASKS))
-def test_a_bad_task_is_refused(client: Client, run: str, field: str) -> None:
+def test_invalid_task_is_rejected_with_a_pointer(client: Client, run: str, field: str) -> None:
     for change, pointer in (row for row in BAD_TASKS if row[1].split("/")[1] == field):
         bad = task(**change)
         for body, prefix in ((bad, ""), ({"tasks": [task(), bad]}, "/tasks/1")):
@@ -284,7 +282,7 @@ def test_a_bad_task_is_refused(client: Client, run: str, field: str) -> None:
     assert client.read("tasks")["total"] == 0
 
 
-def test_null_means_left_out_in_a_task_and_its_parts(client: Client, run: str) -> None:
+def test_null_equals_a_missing_field_in_tasks(client: Client, run: str) -> None:
     names = ("status", "externalId", "description", "evidence", "remediation", "successCriteria", "extensions")
     for left_out in ({}, dict.fromkeys(names)):
         stored = client.read(f"tasks/{client.add(run, **left_out)}")
@@ -298,7 +296,7 @@ def test_null_means_left_out_in_a_task_and_its_parts(client: Client, run: str) -
     assert stored["successCriteria"] == [{"description": "x", "automatable": False}]
 
 
-def test_null_means_left_out_in_runs_project_types_and_updates(client: Client, run: str) -> None:
+def test_null_equals_a_missing_field_in_runs_types_and_updates(client: Client, run: str) -> None:
     for nulls in ({}, {"targetUrl": None, "metadata": None}):
         started = client.post(f"{API}/runs", json={"projectType": "web", **nulls}).json
         assert (started["targetUrl"], started["metadata"]) == (None, {})
@@ -311,7 +309,7 @@ def test_null_means_left_out_in_runs_project_types_and_updates(client: Client, r
     assert client.triage(client.add(started["id"]), "open", comment=None)["status"] == "open"
 
 
-def test_of_doubled_keys_the_last_counts(client: Client) -> None:
+def test_last_of_duplicate_json_keys_wins(client: Client) -> None:
     client.register("wcag", WCAG_SCHEMA)
     path = f"{API}/runs/{client.start('wcag')}/tasks"
     body = '{"title": "first", "severity": "low", "title": "last", "extensions": {"wcag": "%s", "wcag": "%s"}}'
@@ -321,7 +319,7 @@ def test_of_doubled_keys_the_last_counts(client: Client) -> None:
     assert_problem(client.send("POST", path, body % ("1.1.1", "bad")), 422, "validation_failed", "/extensions/wcag")
 
 
-OTHERS = cases(
+REQUESTS_BY_ID = cases(
     get_run=("GET", "runs/RUN", None),
     patch_run=("PATCH", "runs/RUN", {"status": "completed"}),
     post_tasks=("POST", "runs/RUN/tasks", task()),
@@ -332,26 +330,26 @@ OTHERS = cases(
     put_project_type=("PUT", "project-types/web", {}),
     missing_from=("GET", "tasks?missingFrom=RUN", None),
 )
-OTHERS.append(pytest.param("GET", "tasks?newIn=RUN", None, id="new_in", marks=pytest.mark.modules))
+REQUESTS_BY_ID.append(pytest.param("GET", "tasks?newIn=RUN", None, id="new_in", marks=pytest.mark.modules))
 
 
-@pytest.mark.parametrize(("method", "path", "body"), OTHERS)
-def test_another_clients_id_is_answered_like_an_unknown_one(
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS_BY_ID)
+def test_id_of_another_client_gets_the_same_404_as_an_unknown_id(
     app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any
 ) -> None:
     ids = {"RUN": run, "TASK": client.add(run), "web": "web"}
     name = next(name for name in ids if name in path)
     stranger = client_of(app, client="other")
-    theirs, unknown = (
+    foreign, unknown = (
         stranger.open(f"{API}/{path.replace(name, value)}", method=method, json=body)
         for value in (ids[name], "no-such-thing")
     )
-    assert_problem(theirs, 404, "not_found")
-    assert theirs.text.replace(ids[name], "no-such-thing") == unknown.text
-    assert list(theirs.headers.keys()) == list(unknown.headers.keys())
+    assert_problem(foreign, 404, "not_found")
+    assert foreign.text.replace(ids[name], "no-such-thing") == unknown.text
+    assert list(foreign.headers.keys()) == list(unknown.headers.keys())
 
 
-def test_lists_show_nothing_of_another_client(app: flask.Flask, client: Client, run: str) -> None:
+def test_lists_exclude_data_of_other_clients(app: flask.Flask, client: Client, run: str) -> None:
     client.add(run, externalId="x")
     stranger = client_of(app, client="other")
     assert stranger.read("project-types") == {"projectTypes": []}
@@ -359,41 +357,41 @@ def test_lists_show_nothing_of_another_client(app: flask.Flask, client: Client, 
         assert stranger.read(path, **query)["total"] == 0
 
 
-def test_the_order_of_checks_for_a_submission(make_app: Callable[..., flask.Flask]) -> None:
+def test_order_of_checks_for_a_submission(make_app: Callable[..., flask.Flask]) -> None:
     app = make_app(max_body="1000")
     agent, reader = client_of(app, "agent"), client_of(app, "read")
     agent.register("web")
-    finished = agent.start()
-    agent.finish(finished)
-    nowhere, here = f"{API}/runs/{UNKNOWN_ID}/tasks", f"{API}/runs/{finished}/tasks"
+    run = agent.start()
+    agent.finish(run)
+    unknown_run, finished_run = f"{API}/runs/{UNKNOWN_ID}/tasks", f"{API}/runs/{run}/tasks"
     json_type, bad = "application/json", '{"sevrity": 1}'
-    nobody = app.test_client()
+    anon = app.test_client()
     steps = [
-        (nobody.post(f"{API}/rums?x=1", data="x" * 2000), 404, "not_found"),
-        (nobody.delete(f"{nowhere}?x=1", data="x" * 2000), 405, "method_not_allowed"),
-        (nobody.post(f"{nowhere}?x=1", data="x" * 2000, headers={"Authorization": "Bearer no"}), 401, "unauthorized"),
-        (reader.post(f"{nowhere}?x=1", data="x" * 2000), 403, "forbidden"),
-        (agent.post(f"{nowhere}?x=1", data="x" * 2000), 413, "body_too_large"),
-        (agent.post(f"{nowhere}?x=1", data="x"), 415, "unsupported_media_type"),
-        (agent.post(f"{nowhere}?x=1", data="x", content_type=json_type), 400, "malformed_json"),
-        (agent.post(f"{nowhere}?x=1", data=bad, content_type=json_type), 400, "invalid_parameter"),
-        (agent.post(nowhere, data=bad, content_type=json_type), 404, "not_found"),
-        (agent.post(here, data=bad, content_type=json_type), 422, "validation_failed"),
-        (agent.post(here, json=task()), 409, "run_finished"),
+        (anon.post(f"{API}/rums?x=1", data="x" * 2000), 404, "not_found"),
+        (anon.delete(f"{unknown_run}?x=1", data="x" * 2000), 405, "method_not_allowed"),
+        (anon.post(f"{unknown_run}?x=1", data="x" * 2000, headers={"Authorization": "Bearer no"}), 401, "unauthorized"),
+        (reader.post(f"{unknown_run}?x=1", data="x" * 2000), 403, "forbidden"),
+        (agent.post(f"{unknown_run}?x=1", data="x" * 2000), 413, "body_too_large"),
+        (agent.post(f"{unknown_run}?x=1", data="x"), 415, "unsupported_media_type"),
+        (agent.post(f"{unknown_run}?x=1", data="x", content_type=json_type), 400, "malformed_json"),
+        (agent.post(f"{unknown_run}?x=1", data=bad, content_type=json_type), 400, "invalid_parameter"),
+        (agent.post(unknown_run, data=bad, content_type=json_type), 404, "not_found"),
+        (agent.post(finished_run, data=bad, content_type=json_type), 422, "validation_failed"),
+        (agent.post(finished_run, json=task()), 409, "run_finished"),
     ]
     for response, status, code in steps:
         assert_problem(response, status, code)
 
 
-def test_the_order_of_checks_for_an_update(app: flask.Flask, client: Client, run: str) -> None:
+def test_order_of_checks_for_an_update(app: flask.Flask, client: Client, run: str) -> None:
     agent, reader = client_of(app, "agent"), client_of(app, "read")
-    for method, path, weaker in (
+    for method, path, lower_level in (
         ("PATCH", f"{API}/runs/{UNKNOWN_ID}", reader),
         ("PATCH", f"{API}/tasks/{UNKNOWN_ID}", agent),
         ("PUT", f"{API}/project-types/unknown", agent),
     ):
         bad = '{"comment": "\\u0000", "extensionSchema": {"type": "strnig"}}'
-        assert_problem(weaker.open(f"{path}?x=1", method=method, data="x"), 403, "forbidden")
+        assert_problem(lower_level.open(f"{path}?x=1", method=method, data="x"), 403, "forbidden")
         assert_problem(client.open(f"{path}?x=1", method=method, data="x"), 415, "unsupported_media_type")
         assert_problem(client.send(method, f"{path}?x=1", "x"), 400, "malformed_json")
         assert_problem(client.send(method, f"{path}?x=1", '{"sevrity": 1}'), 400, "invalid_parameter")
@@ -408,12 +406,10 @@ def test_the_order_of_checks_for_an_update(app: flask.Flask, client: Client, run
         assert_problem(stale, status, code)
 
 
-# ---------------------------------------------------------------------------
-# Errors
-# ---------------------------------------------------------------------------
+# --- Errors ----------------------------------------------------------------
 
 
-NESTED_IN = cases(
+NESTED_VALUES = cases(
     metadata=("runs", '{"projectType": "web", "metadata": %s}', 99, 201),
     extensions=("runs/RUN/tasks", '{"title": "x", "severity": "low", "extensions": %s}', 99, 201),
     batch=("runs/RUN/tasks", '{"tasks": [{"title": "x", "severity": "low", "extensions": %s}]}', 97, 201),
@@ -424,20 +420,20 @@ NESTED_IN = cases(
 BROKEN_VALUES = (b"NaN", b"1e999", b'"\\ud83d"', b'"\xff"', b"-01", b'"\\x"')
 
 
-@pytest.mark.parametrize(("path", "body", "levels", "status"), NESTED_IN)
-def test_a_free_form_value_must_be_json_too_of_a_hundred_levels_in_all(
+@pytest.mark.parametrize(("path", "body", "levels", "status"), NESTED_VALUES)
+def test_free_form_values_must_be_json_of_at_most_100_levels(
     client: Client, run: str, path: str, body: str, levels: int, status: int
 ) -> None:
-    path, deep, deeper = (
+    path, deepest, too_deep = (
         f"{API}/{path.replace('RUN', run)}",
         *(json.dumps(clients.nested(levels + more)) for more in (0, 1)),
     )
-    assert client.send("POST", path, body % deep).status_code == status
-    for value in (deeper.encode(), *(b'{"a": %s}' % broken for broken in BROKEN_VALUES)):
+    assert client.send("POST", path, body % deepest).status_code == status
+    for value in (too_deep.encode(), *(b'{"a": %s}' % broken for broken in BROKEN_VALUES)):
         assert_problem(client.send("POST", path, body.encode() % value), 400, "malformed_json")
 
 
-def test_a_body_shorter_than_its_content_length_is_malformed(client: Client, run: str) -> None:
+def test_body_shorter_than_its_content_length_is_malformed(client: Client, run: str) -> None:
     body = json.dumps(task()).encode()
     longer = {"CONTENT_LENGTH": str(len(body) + 1), "CONTENT_TYPE": "application/json"}
     response = client.post(f"{API}/runs/{run}/tasks", data=body, environ_overrides=longer)
@@ -453,7 +449,7 @@ MEDIA = [
 
 
 @pytest.mark.parametrize(("headers", "status"), MEDIA, ids=str)
-def test_a_body_must_be_declared_as_json(client: Client, run: str, headers: dict[str, str], status: int) -> None:
+def test_body_must_be_unencoded_json(client: Client, run: str, headers: dict[str, str], status: int) -> None:
     response = client.post(f"{API}/runs/{run}/tasks", data=json.dumps(task()), headers=headers)
     assert response.status_code == status
     if status == 415:
@@ -461,19 +457,19 @@ def test_a_body_must_be_declared_as_json(client: Client, run: str, headers: dict
 
 
 @pytest.mark.parametrize("path", ["/api", API, f"{API}/", f"{API}/task", f"{API}/tasks/", "/api/v2/tasks", "/é"])
-def test_unknown_paths_are_problems_too(app: flask.Flask, client: Client, path: str) -> None:
+def test_unknown_path_returns_a_404_problem(app: flask.Flask, client: Client, path: str) -> None:
     for method in ("GET", "POST", "DELETE", "OPTIONS"):
         assert_problem(client.open(path, method=method), 404, "not_found")
         assert_problem(app.test_client().open(path, method=method), 404, "not_found")
 
 
-def test_unknown_ids_are_not_found(client: Client) -> None:
+def test_unknown_id_returns_404(client: Client) -> None:
     for kind, unknown in itertools.product(("tasks", "runs", "project-types"), ("x", "%00", "%FF", "é", "a" * 5000)):
         assert_problem(client.get(f"{API}/{kind}/{unknown}"), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", sorted({each.path for each in clients.OPERATIONS}))
-def test_other_methods_are_refused_with_those_allowed(client: Client, path: str) -> None:
+def test_unsupported_method_returns_405_with_an_allow_header(client: Client, path: str) -> None:
     known = {each.method for each in clients.OPERATIONS if each.path == path}
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} - known:
         response = client.open(path, method=method)
@@ -487,17 +483,17 @@ ALLOWED = [("read", ("", "")), ("agent", ("", ", POST"))]
 ALLOWED.append(pytest.param("full", (", PATCH", ", POST"), marks=pytest.mark.modules))
 
 
-@pytest.mark.parametrize(("level", "more"), ALLOWED)
-def test_a_list_says_which_methods_a_key_has_there(app: flask.Flask, level: str, more: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("level", "methods"), ALLOWED)
+def test_allow_header_of_lists_depends_on_the_key_level(app: flask.Flask, level: str, methods: tuple[str, str]) -> None:
     client = client_of(app, level=level)
     allowed = [client.get(f"{API}/{path}").headers["Allow"] for path in ("tasks", "runs")]
-    assert allowed == [f"GET, HEAD{each}" for each in more]
+    assert allowed == [f"GET, HEAD{each}" for each in methods]
 
 
-def test_a_hundred_problems_are_listed_one_of_each_bad_task_at_least_and_all_counted(client: Client) -> None:
+def test_response_lists_100_errors_with_at_least_one_per_invalid_task(client: Client) -> None:
     client.register("strict", {"properties": {f"p{n}": {"type": "integer"} for n in range(10)}})
-    bad = task(severity="hgh", extensions={f"p{n}": "text" for n in range(10)})
-    response = client.post(f"{API}/runs/{client.start('strict')}/tasks", json={"tasks": [task(), *[bad] * 40]})
+    invalid = task(severity="hgh", extensions={f"p{n}": "text" for n in range(10)})
+    response = client.post(f"{API}/runs/{client.start('strict')}/tasks", json={"tasks": [task(), *[invalid] * 40]})
     problem = assert_problem(response, 422, "validation_failed", "/tasks/1/severity")
     assert (len(problem["errors"]), problem["errors"][0]["value"]) == (100, "hgh")
     assert {int(error["pointer"].split("/")[2]) for error in problem["errors"]} == {*range(1, 41)}
@@ -505,7 +501,7 @@ def test_a_hundred_problems_are_listed_one_of_each_bad_task_at_least_and_all_cou
 
 
 def problems_of(response: Any) -> dict[str, str]:
-    """Return what a refusal says, by pointer, and check that it says nothing twice."""
+    """Return the details of a 422 response by pointer, and check that none occurs twice."""
     errors = assert_problem(response, 422, "validation_failed")["errors"]
     assert max(Counter((error["pointer"], error["detail"]) for error in errors).values()) == 1, errors
     return {error["pointer"]: error["detail"] for error in errors}
@@ -532,81 +528,85 @@ FAULTS = {
     "/description": "must be at most 64 KiB of UTF-8",
     "/externalId": "7 is not of type 'string'",
     "/evidence/0/url": "must not be a javascript: URL",
-    "/evidence/1": "must have a label, a url or a content",
+    "/evidence/1": "must have at least one of: label, url, content",
     "/evidence/1/labl": "Additional properties are not allowed ('labl' was unexpected)",
-    "/evidence/2": "must have a label, a url or a content",
+    "/evidence/2": "must have at least one of: label, url, content",
     "/evidence/3": "'x' is not of type 'object'",
     "/remediation/1/instruction": "'instruction' is a required property",
     "/remediation/1/step": "1.5 is not a multiple of 1",
-    "/remediation/2/step": "step 2 is there already; steps must differ",
+    "/remediation/2/step": "step 2 is used already; steps must differ",
     "/successCriteria/0/description": "'description' is a required property",
     "/successCriteria/0/automatable": "'yes' is not of type 'boolean'",
     "/extensions/wcag": "'1.1' does not match",
     "/extensions/pages/0": "'one' is not of type 'integer'",
-    "/rule": "must not be blank, nor contain control characters",
+    "/rule": "must not be blank or contain control characters",
     "/location": "['src'] is not of type 'string'",
-    "/tags/1": "must not be blank, nor contain control characters",
+    "/tags/1": "must not be blank or contain control characters",
     "/tags/2": "1 is not of type 'string'",
-    "/tags/3": "is there already; tags must differ",
+    "/tags/3": "is a duplicate; tags must differ",
 }
 
 
 @pytest.mark.parametrize("form", ["single", "batch"])
-def test_every_problem_of_every_task_is_told_at_once(client: Client, form: str) -> None:
+def test_all_errors_of_all_tasks_are_reported(client: Client, form: str) -> None:
     client.register("wcag", WCAG_SCHEMA)
     path, prefix = f"{API}/runs/{client.start('wcag')}/tasks", "/tasks/1" if form == "batch" else ""
     good = task(extensions={"wcag": "1.1.1"})
     body = {"tasks": [good, FAULTY_TASK, good, task()]} if form == "batch" else FAULTY_TASK
-    told = problems_of(client.post(path, json=body))
-    assert told.pop("/tasks/3/extensions/wcag", None) == ("'wcag' is a required property" if form == "batch" else None)
-    assert set(told) == {prefix + pointer for pointer in FAULTS}
-    assert all(told[prefix + pointer].startswith(words) for pointer, words in FAULTS.items()), told
+    details = problems_of(client.post(path, json=body))
+    assert details.pop("/tasks/3/extensions/wcag", None) == (
+        "'wcag' is a required property" if form == "batch" else None
+    )
+    assert set(details) == {prefix + pointer for pointer in FAULTS}
+    assert all(details[prefix + pointer].startswith(detail) for pointer, detail in FAULTS.items()), details
     assert client.read("tasks")["total"] == 0
 
 
-def test_a_message_tells_what_is_asked_for_however_long_the_value_is(client: Client, run: str) -> None:
+def test_messages_name_the_limit_even_for_long_values(client: Client, run: str) -> None:
     fields = {"title": "y" * 501, "externalId": "z" * 5000, "remediation": [{"instruction": "x"}] * 101}
-    told = problems_of(client.post(f"{API}/runs/{run}/tasks", json=task(**fields)))
-    assert told["/title"].endswith("y… is too long (maxLength is 500)")
-    assert told["/externalId"].endswith("is too long (maxLength is 256)")
-    assert told["/remediation"].endswith("is too long (maxItems is 100)")
-    assert all(len(detail) <= 200 for detail in told.values())
+    details = problems_of(client.post(f"{API}/runs/{run}/tasks", json=task(**fields)))
+    assert details["/title"].endswith("y… is too long (maxLength is 500)")
+    assert details["/externalId"].endswith("is too long (maxLength is 256)")
+    assert details["/remediation"].endswith("is too long (maxItems is 100)")
+    assert all(len(detail) <= 200 for detail in details.values())
     body = json.dumps(task(description="x" * 70_000, remediation=[{"instruction": "x", "step": 1}, {"instruction": 1}]))
-    told = problems_of(client.send("POST", f"{API}/runs/{run}/tasks", body.replace('step": 1', 'step": ' + "9" * 4301)))
-    assert (len(told), told["/remediation/0/step"]) == (3, "has a number with too many digits")
+    details = problems_of(
+        client.send("POST", f"{API}/runs/{run}/tasks", body.replace('step": 1', 'step": ' + "9" * 4301))
+    )
+    assert (len(details), details["/remediation/0/step"]) == (3, "has a number with too many digits")
 
 
-FAULTS_WITHIN = {"a": {"pattern": "("}, "b": {"type": "no"}, "c": {"$ref": "#/no"}, "d": {"maxLength": -1}}
-IN_SCHEMA = " ".join(f"/extensionSchema/properties/{name}/{rule}" for name, [rule] in FAULTS_WITHIN.items())
+FAULTY_RULES = {"a": {"pattern": "("}, "b": {"type": "no"}, "c": {"$ref": "#/no"}, "d": {"maxLength": -1}}
+POINTERS = " ".join(f"/extensionSchema/properties/{name}/{rule}" for name, [rule] in FAULTY_RULES.items())
 FAULTY_BODIES = cases(
     run=("runs", {"targetUrl": "a.example\0", "metadata": [], "x": "\0"}, "/projectType /targetUrl /metadata /x"),
     large_metadata=("runs", {"metadata": {"a": "x" * 64 * KIB}}, "/projectType /metadata"),
     nul_alone=("runs", {"projectType": "web", "targetUrl": "http://a\0b"}, "/targetUrl"),
     project_type=("project-types", {"name": "-", "label": 1, "description": "x" * 10_001}, "/name /label /description"),
-    schema=("project-types", {"name": "-", "extensionSchema": {"properties": FAULTS_WITHIN}}, f"/name {IN_SCHEMA}"),
+    schema=("project-types", {"name": "-", "extensionSchema": {"properties": FAULTY_RULES}}, f"/name {POINTERS}"),
     around_tasks=("runs/RUN/tasks", {"tasks": [task(), {}], "task": 1}, "/task /tasks/1/title /tasks/1/severity"),
     no_tasks=("runs/RUN/tasks", {"tasks": {"a": 1}, "run": 1}, "/tasks /run"),
     end=("runs/RUN", {"status": "failed", "resolveMissing": True, "x": 1}, "/resolveMissing /x"),
 )
 
 
-@pytest.mark.parametrize(("path", "body", "places"), FAULTY_BODIES)
-def test_every_problem_of_any_body_is_told_at_once(client: Client, run: str, path: str, body: Any, places: str) -> None:
+@pytest.mark.parametrize(("path", "body", "pointers"), FAULTY_BODIES)
+def test_all_errors_of_a_body_are_reported(client: Client, run: str, path: str, body: Any, pointers: str) -> None:
     send = client.patch if path == "runs/RUN" else client.post
-    told = problems_of(send(f"{API}/{path.replace('RUN', run)}", json=body))
-    assert set(told) == set(places.split())
-    assert told.get("/resolveMissing") in (None, "goes with the status completed only")
+    details = problems_of(send(f"{API}/{path.replace('RUN', run)}", json=body))
+    assert set(details) == set(pointers.split())
+    assert details.get("/resolveMissing") in (None, "requires status 'completed'")
 
 
 GOOD, BAD = task(), task(evidence=[{"label": 1, "url": "x"}])
 
 
-@pytest.mark.parametrize("looks", [0, 1, 2, 3, 10, 30])
+@pytest.mark.parametrize("ticks", [0, 1, 2, 3, 10, 30])
 @pytest.mark.parametrize("body", cases(single=BAD, last={"tasks": [GOOD] * 3 + [BAD]}, first={"tasks": [BAD, GOOD]}))
-def test_what_takes_too_long_to_be_told_is_refused_all_the_same(
-    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, body: Any, looks: int
+def test_invalid_body_is_rejected_even_if_its_checks_run_out_of_time(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, body: Any, ticks: int
 ) -> None:
-    left = itertools.count(looks, -1)
+    left = itertools.count(ticks, -1)
 
     def tick() -> None:
         if next(left) <= 0:
@@ -620,7 +620,7 @@ def test_what_takes_too_long_to_be_told_is_refused_all_the_same(
     assert client.read("tasks")["total"] == 0
 
 
-MUCH_AMISS = cases(
+MANY_ERRORS = cases(
     evidence=("runs/RUN/tasks", task(evidence=[{"url": "j"}] * 70_000)),
     urls=("runs/RUN/tasks", task(evidence=[{"url": "javascript:"}] * 70_000)),
     steps=("runs/RUN/tasks", task(remediation=[{"step": 1}] * 70_000)),
@@ -633,19 +633,19 @@ MUCH_AMISS = cases(
 )
 
 
-@pytest.mark.parametrize(("path", "body"), MUCH_AMISS)
-def test_of_much_that_is_amiss_the_first_hundred_are_told_soon(client: Client, run: str, path: str, body: Any) -> None:
+@pytest.mark.parametrize(("path", "body"), MANY_ERRORS)
+def test_first_100_of_many_errors_are_returned_fast(client: Client, run: str, path: str, body: Any) -> None:
     client.register("strict", {"additionalProperties": False})
     path = path.replace("RUN", run).replace("STRICT", client.start("strict"))
     with servers.at_most(1.5, time.thread_time):
         problem = assert_problem(client.post(f"{API}/{path}", json=body), 422, "validation_failed")
     assert len(problem["errors"]) == 100
-    assert re.match("[16]00 problems in", problem["detail"])  # of each task, more are not even looked for
+    assert re.match("[16]00 problems in", problem["detail"])  # the check of each task stops after 100
 
 
 @pytest.mark.parametrize("number", ["1e308", "1e-308", "1E+0000001", "1" * 41, "1." + "0" * 40])
-def test_over_a_thousand_long_numbers_in_a_body_are_rejected(client: Client, run: str, number: str) -> None:
-    def sent(path: str, body: str, count: int) -> Any:
+def test_over_1000_long_numbers_in_a_body_are_rejected(client: Client, run: str, number: str) -> None:
+    def send_numbers(path: str, body: str, count: int) -> Any:
         numbers = ",".join([number.replace("e308", "e108")] * count)
         return client.send("POST", f"{API}/{path}", body.replace("X", numbers))
 
@@ -655,14 +655,14 @@ def test_over_a_thousand_long_numbers_in_a_body_are_rejected(client: Client, run
         "project-types": '{"name": "web", "extensionSchema": {"enum": [X]}, "label": [X]}',
     }
     for path, body in bodies.items():
-        response = sent(path, body, 1001)
+        response = send_numbers(path, body, 1001)
         assert "1,000 numbers" in assert_problem(response, 422, "validation_failed")["errors"][0]["detail"]
-        assert "1,000 numbers" not in sent(path, body, 500).text
+        assert "1,000 numbers" not in send_numbers(path, body, 500).text
     text = f'{{"projectType": "web", "metadata": {{"a": ["{number}, " , "{"X" * 1}"]}}}}'
     assert client.send("POST", f"{API}/runs", text.replace("X", number * 1500)).status_code == 201
 
 
-def test_a_body_that_breaks_rules_is_looked_through_in_a_thread(app: flask.Flask, client: Client, run: str) -> None:
+def test_invalid_body_is_checked_in_a_thread(app: flask.Flask, client: Client, run: str) -> None:
     environ = {
         "REQUEST_METHOD": "POST",
         "CONTENT_TYPE": "application/json",
@@ -673,13 +673,13 @@ def test_a_body_that_breaks_rules_is_looked_through_in_a_thread(app: flask.Flask
         (f"{API}/runs/{run}/tasks", task(), task(severity="x")),
         (f"{API}/runs/{run}/tasks", {"tasks": [task()]}, {"tasks": [task(severity="x")]}),
     ):
-        given = []
+        results = []
         for body in (good, bad):
-            call = findings_service.ApiRequest(app.extensions["findings"], {**environ, "PATH_INFO": path}, path)
-            given.append(call.begin(findings_service.Body(json.dumps(body).encode())))
-        assert isinstance(given[0], findings_service.PendingWrite)
-        assert isinstance(given[1], findings_service.BodyCheck)
-        assert call.finish(given[1]).status == 422
+            request = findings_service.ApiRequest(app.extensions["findings"], {**environ, "PATH_INFO": path}, path)
+            results.append(request.begin(findings_service.Body(json.dumps(body).encode())))
+        assert isinstance(results[0], findings_service.PendingWrite)
+        assert isinstance(results[1], findings_service.BodyCheck)
+        assert request.finish(results[1]).status == 422
 
 
 @pytest.mark.sqlite
@@ -694,23 +694,23 @@ def test_a_body_that_breaks_rules_is_looked_through_in_a_thread(app: flask.Flask
         runs_far_down=("runs", "page=1000", True),
     ),
 )
-def test_a_list_of_many_index_ranges_is_read_beside_the_event_loop(
+def test_list_of_many_index_ranges_is_read_outside_the_event_loop(
     app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch, path: str, query: str, slow: bool
 ) -> None:
-    def begin() -> Any:
+    def begin_request() -> Any:
         environ = {"REQUEST_METHOD": "GET", "QUERY_STRING": query, "HTTP_AUTHORIZATION": f"Bearer {client.key}"}
         return findings_service.ApiRequest(app.extensions["findings"], environ, f"{API}/{path}").begin(
             findings_service.Body()
         )
 
     client.register("web")
-    assert isinstance(begin(), findings_service.ThreadJob if slow else findings_service.Response)
+    assert isinstance(begin_request(), findings_service.ThreadJob if slow else findings_service.Response)
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
     monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
-    assert isinstance(begin(), findings_service.ThreadJob)
+    assert isinstance(begin_request(), findings_service.ThreadJob)
 
 
-MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
+MILLIONS = b"[" + b"[]," * 2_000_000 + b"[]]"
 MANY_VALUES = cases(
     metadata=("runs", b'{"projectType":"web","metadata":{"a":%s}}', 422),
     strings=("runs", b'{"x":[' + b'"",' * 3_000_000 + b'""]}', 422),
@@ -725,18 +725,18 @@ MANY_VALUES = cases(
 
 
 @pytest.mark.parametrize(("path", "body", "status"), MANY_VALUES)
-def test_millions_of_values_are_refused_soon_and_in_little_memory(
+def test_millions_of_values_are_rejected_fast_in_little_memory(
     make_app: Callable[..., flask.Flask], path: str, body: bytes, status: int
 ) -> None:
     client, run = with_a_run(make_app(schema_timeout="2s"))
-    path, body = f"{API}/{path.replace('RUN', run)}", body.replace(b"%s", MANY)
+    path, body = f"{API}/{path.replace('RUN', run)}", body.replace(b"%s", MILLIONS)
     response, peak = peak_of(lambda: client.send("POST", path, body))
     assert_problem(response, status, "validation_failed" if status == 422 else "malformed_json")
     assert peak < 60 * KIB * KIB
 
 
 def peak_of(action: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what an action returns, and how many bytes were held at most meanwhile."""
+    """Return the result of an action, and the peak of allocated bytes."""
     tracemalloc.start()
     try:
         return action(), tracemalloc.get_traced_memory()[1]
@@ -764,7 +764,7 @@ LONG_TEXTS = cases(
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), LONG_TEXTS)
-def test_repeated_text_is_cut_at_200_characters(
+def test_quoted_input_is_cut_at_200_characters(
     client: Client, run: str, method: str, path: str, body: Any, status: int
 ) -> None:
     client.register("wcag", WCAG_SCHEMA)
@@ -774,7 +774,7 @@ def test_repeated_text_is_cut_at_200_characters(
     assert "y" * 201 not in response.text
 
 
-def test_a_bug_is_logged_in_a_line_that_no_path_forges_and_never_shown(
+def test_bug_is_logged_on_one_line_and_not_shown_in_the_response(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(findings_service, "select_task", lambda *_: {}["secret detail"])
@@ -787,26 +787,24 @@ def test_a_bug_is_logged_in_a_line_that_no_path_forges_and_never_shown(
 
 
 def with_a_run(app: flask.Flask) -> tuple[Client, str]:
-    """Return a client of an application, and a run of it that is running."""
+    """Return a client of an application, and the id of a running run."""
     client = client_of(app)
     client.register("web")
     return client, client.start()
 
 
-# ---------------------------------------------------------------------------
-# Lists
-# ---------------------------------------------------------------------------
+# --- Lists -----------------------------------------------------------------
 
 
-def some_combinations(options: dict[str, list[Any]], seed: int, count: int) -> list[dict[str, Any]]:
-    """Return queries for some combinations of options, of up to five parameters each."""
-    dice, most = random.Random(seed), min(5, len(options))
-    chosen = [dice.sample(sorted(options), dice.randint(0, most)) for _ in range(count)]
-    return [{name: dice.choice(options[name]) for name in names} for names in chosen]
+def random_queries(options: dict[str, list[Any]], seed: int, count: int) -> list[dict[str, Any]]:
+    """Return random queries with up to five parameters each."""
+    dice, maximum = random.Random(seed), min(5, len(options))
+    samples = [dice.sample(sorted(options), dice.randint(0, maximum)) for _ in range(count)]
+    return [{name: dice.choice(options[name]) for name in names} for names in samples]
 
 
 def task_options(survey: Survey) -> dict[str, list[Any]]:
-    """Return values to try for each parameter of a list of tasks."""
+    """Return values for each parameter of the list of tasks."""
     first, second, third = (survey.runs[place]["id"] for place in (3, 4, 12))
     branch = next(run["id"] for run in reversed(survey.runs) if run["branch"] == "a")
     all_runs = ",".join(run["id"] for run in survey.runs)
@@ -844,27 +842,27 @@ RUN_OPTIONS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("ranges", [2, findings_service.MOST_RANGES], ids=["in_lots", "in_one_statement"])
-def test_combinations_of_task_filters_find_and_count_the_right_tasks(
+@pytest.mark.parametrize("ranges", [2, findings_service.MAX_RANGES], ids=["several_statements", "one_statement"])
+def test_combined_task_filters_return_and_count_the_matching_tasks(
     survey: Survey, monkeypatch: pytest.MonkeyPatch, ranges: int
 ) -> None:
-    monkeypatch.setattr("findings_service.MOST_RANGES", ranges)
-    found_something = 0
-    for number, query in enumerate(some_combinations(task_options(survey), ranges, 400)):
+    monkeypatch.setattr("findings_service.MAX_RANGES", ranges)
+    nonempty = 0
+    for number, query in enumerate(random_queries(task_options(survey), ranges, 400)):
         page = survey.client.read("tasks", limit=200, **query)
         expected = survey.expected_tasks(query)
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected[:200], len(expected)), query
-        found_something += bool(expected)
+        nonempty += bool(expected)
         if number % 20 == 0:
             walked = [item["id"] for page in survey.client.walk("tasks", limit=20, **query) for item in page["tasks"]]
             assert walked == expected, query
             jumped = survey.client.read("tasks", limit=20, page=2, **query)
             assert [item["id"] for item in jumped["tasks"]] == expected[20:40], query
             assert bool(jumped["next"]) == (len(expected) > 40)
-    assert found_something > 100
+    assert nonempty > 100
 
 
-def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey) -> None:
+def test_single_task_filters_return_and_count_the_matching_tasks(survey: Survey) -> None:
     times = (*(item["createdAt"] for item in survey.tasks[::20]), "2099-01-01")
     runs = [run["id"] for run in survey.runs]
     fields = ("status", "severity", "projectType", "targetUrl", "externalId", "assignee", "rule")
@@ -882,22 +880,22 @@ def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey)
         values["newIn"] = runs
     if findings_service.REGISTRY.search:
         values["q"] = ["finding 77", "1", "77", "F-1 f-11", "none", "0. finding 5"]
-    asked = [{name: value} for name, some in values.items() for value in some]
-    for query, sort in itertools.product(asked, ("-createdAt", "createdAt", "severity")):
+    queries = [{name: value} for name, some in values.items() for value in some]
+    for query, sort in itertools.product(queries, ("-createdAt", "createdAt", "severity")):
         page = survey.client.read("tasks", limit=200, sort=sort, **query)
         expected = survey.expected_tasks(query | {"sort": sort})
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected[:200], len(expected)), query
 
 
-def test_combinations_of_run_filters_find_and_count_the_right_runs(survey: Survey) -> None:
-    for query in some_combinations(RUN_OPTIONS, 3, 300):
+def test_combined_run_filters_return_and_count_the_matching_runs(survey: Survey) -> None:
+    for query in random_queries(RUN_OPTIONS, 3, 300):
         page = survey.client.read("runs", limit=200, **query)
         expected = survey.expected_runs(query)
         assert ([item["id"] for item in page["runs"]], page["total"]) == (expected, len(expected)), query
 
 
 def traced_selects(survey: Survey, path: str, queries: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the statements that lists run, by their shape without values."""
+    """Return the SELECT statements of some lists, by their text without values."""
     traced: list[str] = []
     connection = clients.reader_of(survey.app)
     connection.set_trace_callback(traced.append)
@@ -913,12 +911,12 @@ def traced_selects(survey: Survey, path: str, queries: list[dict[str, Any]]) -> 
 
 
 def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
-    """Return the steps of a plan that read a whole table, or all that a client has where few are wanted, or sort."""
+    """Return the steps of a query plan that scan a table, read all rows of a client despite a filter, or sort."""
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     named = re.findall(r"(?:FROM|JOIN)\s+(\w+)(?:\s+AS\s+(\w+))?", statement)
-    real = tables | {alias for table, alias in named if table in tables}
+    searched = tables | {alias for table, alias in named if table in tables}
     steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
-    found = [step for step in steps if step.startswith("SCAN") and step.split()[1] in real]
+    found = [step for step in steps if step.startswith("SCAN") and step.split()[1] in searched]
     if re.search(r" AND (?!(\w+\.)?seq\b)", statement.replace(findings_service.HEAD_COLUMNS, "")):
         found += [step for step in steps if re.search(r"\(client_id=\?( AND (seq|rowid)[<>]\?)*\)$", step)]
     return found + [step for step in steps if "TEMP B-TREE" in step and "count(DISTINCT)" not in step]
@@ -926,30 +924,30 @@ def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
 
 @pytest.mark.modules
 @pytest.mark.sqlite
-def test_what_stays_quick_at_a_million_neither_scans_a_table_nor_sorts(survey: Survey) -> None:
+def test_fast_list_queries_neither_scan_a_table_nor_sort(survey: Survey) -> None:
     options = task_options(survey)
     fields = ("status", "severity", "projectType", "targetUrl", "mainLine", "branch")
     plain = {name: options[name] for name in (*fields, "sort")}
-    queries = some_combinations(plain, 5, 300)
+    queries = random_queries(plain, 5, 300)
     counted = {name: options[name] for name in ("status", "severity", "mainLine", "sort")}
-    for mark in ({"rule": RULES[0]}, {"tag": TAGS[0]}):
-        queries += [mark | query for query in some_combinations(counted, 5, 50)]
+    for label in ({"rule": RULES[0]}, {"tag": TAGS[0]}):
+        queries += [label | query for query in random_queries(counted, 5, 50)]
     queries.append({"runId": options["runId"][1]})
-    runs = [each for each in some_combinations(RUN_OPTIONS, 5, 200) if not {"projectType", "targetUrl"} <= each.keys()]
+    runs = [each for each in random_queries(RUN_OPTIONS, 5, 200) if not {"projectType", "targetUrl"} <= each.keys()]
     connection = clients.reader_of(survey.app)
-    # What branches reported has no order by severity of its own, nor what is of one of several types at one target.
+    # No index has the tasks of a branch by severity, or those of several project types at one target.
     plain_queries = [
         query
         for query in queries
         if len({"branch", "sort"} & query.keys()) < 2 and len({"branch", "projectType", "targetUrl"} & query.keys()) < 2
     ]
-    for path, asked in (("tasks", plain_queries), ("runs", runs)):
-        for statement in traced_selects(survey, path, asked).values():
+    for path, path_queries in (("tasks", plain_queries), ("runs", runs)):
+        for statement in traced_selects(survey, path, path_queries).values():
             assert not scanned_tables(connection, statement), statement
 
 
-def run_of(connection: Any, project_type: str, target: str, *tasks: dict[str, Any]) -> Any:
-    """Report tasks in a run of its own."""
+def completed_run(connection: Any, project_type: str, target: str, *tasks: dict[str, Any]) -> Any:
+    """Return the key of a new completed run that reported these tasks."""
     run = findings_service.insert_run(connection, clients.PRINCIPAL, project_type, target, "{}")
     reports = findings_service.parse_submission(json.dumps({"tasks": tasks}).encode(), Settings()).reports
     findings_service.submit_reports(connection, clients.PRINCIPAL, run, reports)
@@ -957,7 +955,7 @@ def run_of(connection: Any, project_type: str, target: str, *tasks: dict[str, An
     return findings_service.select_run_key(connection, "default", run.id)
 
 
-def test_a_thousand_runs_of_a_thousand_types_are_no_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_accept_1000_runs_and_1000_project_types(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings_service, "LIST_TIME", 60)
     runs = [f"run-{number}" for number in range(300)]
     with database_of(client.application).transaction() as connection:
@@ -965,7 +963,7 @@ def test_a_thousand_runs_of_a_thousand_types_are_no_error(client: Client, monkey
         for number in range(700):
             name, target = f"type-{number}", f"https://example.com/{number % 7}"
             findings_service.insert_project_type(connection, "default", name, name, "", None)
-            runs.append(run_of(connection, name, target, task(externalId="same"), task()).id)
+            runs.append(completed_run(connection, name, target, task(externalId="same"), task()).id)
     many_types = ",".join(f"type-{number}" for number in range(1000))
     for sort, target in itertools.product(("-createdAt", "severity"), (None, "https://example.com/1")):
         query = {"sort": sort, "limit": 200, "status": ",".join(STATUSES), "projectType": many_types}
@@ -978,50 +976,50 @@ def test_a_thousand_runs_of_a_thousand_types_are_no_error(client: Client, monkey
 SEEN_OFTEN = (task(externalId="seen", severity="low"), task(externalId="often", severity="low"))
 
 
-def start_one(connection: Any) -> Any:
+def start_run(connection: Any) -> Any:
     return findings_service.insert_run(connection, clients.PRINCIPAL, "web", "", "{}")
 
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize(
-    "act",
+    "write",
     cases(
-        another_severity=lambda connection: run_of(connection, "web", "", *SEEN_OFTEN),
+        another_severity=lambda connection: completed_run(connection, "web", "", *SEEN_OFTEN),
         resolve_missing=lambda connection: findings_service.finish_run(
             connection,
             clients.PRINCIPAL,
-            start_one(connection),
+            start_run(connection),
             findings_service.RunUpdate(status="completed", resolve_missing=True),
         ),
-        starting=start_one,
+        starting=start_run,
         failing_idle_runs=lambda connection: findings_service.fail_idle_runs(connection, "default", 60),
     ),
 )
-def test_work_is_the_same_however_many_runs_and_types_there_are(
-    make_app: Callable[..., flask.Flask], tmp_path: Path, act: Callable[..., object]
+def test_cost_of_writes_does_not_grow_with_runs_and_project_types(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, write: Callable[..., object]
 ) -> None:
-    work = []
-    for times in (5, 300):
-        database = database_of(make_app(db=db_at(tmp_path / f"{times}.db")))
+    steps = []
+    for count in (5, 300):
+        database = database_of(make_app(db=db_at(tmp_path / f"{count}.db")))
         with database.transaction() as connection:
             findings_service.insert_client(connection, "default")
-            for name in ("web", *(f"{times}-{number}" for number in range(times))):
+            for name in ("web", *(f"{count}-{number}" for number in range(count))):
                 findings_service.insert_project_type(connection, "default", name, "", "", None)
             tasks = (task(externalId="seen"), task(externalId="often"), task(externalId="low", severity="low"))
-            for _ in range(times):
-                run_of(connection, "web", "", *tasks)
-                start_one(connection)
+            for _ in range(count):
+                completed_run(connection, "web", "", *tasks)
+                start_run(connection)
         with database.transaction() as connection:
-            work.append(
+            steps.append(
                 scenarios.sqlite_steps(
-                    connection, lambda: [act(connection), connection.transaction.counters.write(connection)]
+                    connection, lambda: [write(connection), connection.transaction.counters.write(connection)]
                 )
             )
-    assert work[1] <= 1.05 * work[0]
+    assert steps[1] <= 1.05 * steps[0]
 
 
-@pytest.mark.usefixtures("no_list_time")
-def test_a_list_that_takes_too_long_is_refused_and_tells_what_would_help(client: Client, run: str) -> None:
+@pytest.mark.usefixtures("zero_list_time")
+def test_list_over_its_time_limit_is_rejected_with_advice(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     for path in ("tasks", "tasks?page=3", "tasks?externalId=x", "tasks?q=image", "runs", f"tasks/{task_id}/history"):
         problem = assert_problem(client.get(f"{API}/{path}"), 400, "invalid_parameter", "query string")
@@ -1030,7 +1028,7 @@ def test_a_list_that_takes_too_long_is_refused_and_tells_what_would_help(client:
     assert client.read(f"tasks/{task_id}")["status"] == "open"
 
 
-def test_time_that_a_list_only_waits_counts_a_tenth(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_counts_a_tenth_towards_a_list_time_limit(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     connection, now = clients.reader_of(app), time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with connection.limited(60):
@@ -1041,18 +1039,18 @@ def test_time_that_a_list_only_waits_counts_a_tenth(app: flask.Flask, monkeypatc
     assert not connection.is_late()
 
 
-def test_a_list_and_its_total_are_of_one_moment(
+def test_list_and_its_total_come_from_one_snapshot(
     app: flask.Flask, client: Client, run: str, make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.add(run)
     other, plan_rows = client_of(make_app(), name="other"), findings_service.plan_rows
 
-    def slow(*arguments: Any) -> Any:
+    def plan_during_a_write(*arguments: Any) -> Any:
         plan = plan_rows(*arguments)
         other.add(run)
         return plan
 
-    monkeypatch.setattr("findings_service.plan_rows", slow)
+    monkeypatch.setattr("findings_service.plan_rows", plan_during_a_write)
     page = client.read("tasks")
     assert (page["total"], len(page["tasks"])) == (1, 1)
     monkeypatch.undo()
@@ -1061,7 +1059,7 @@ def test_a_list_and_its_total_are_of_one_moment(
 
 @pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
 @pytest.mark.parametrize("filters", [{}, {"status": "open,resolved"}], ids=["all", "merged"])
-def test_a_page_ends_early_where_it_would_be_too_large(
+def test_page_ends_early_at_the_size_limit(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch, sort: str, filters: dict[str, str]
 ) -> None:
     sizes = (10, 3000, 10, 10, 9000, 10, 10, 2000, 2000, 10)
@@ -1079,7 +1077,7 @@ def test_a_page_ends_early_where_it_would_be_too_large(
 
 WRITES = cases(
     submit=lambda client, run, _: client.submit(run, task()),
-    triage=lambda client, _, found: client.triage(found, "dismissed"),
+    triage=lambda client, _, task_id: client.triage(task_id, "dismissed"),
     delete_run=lambda client, run, _: client.remove(f"runs/{run}"),
     replace_type=lambda client, *_: client.put(f"{API}/project-types/web", json={"label": "new"}),
     prune=lambda client, *_: scenarios.prune(database_of(client.application).settings.db),
@@ -1089,29 +1087,29 @@ WRITES = cases(
 
 @pytest.mark.modules
 @pytest.mark.parametrize("write", WRITES)
-def test_an_etag_of_a_list_holds_until_the_client_writes(
+def test_list_etag_stays_valid_until_the_client_writes(
     app: flask.Flask, client: Client, run: str, write: Callable[[Client, str, str], object]
 ) -> None:
-    found, stranger, old = client.add(run, externalId="x"), client_of(app, client="other"), client.start()
-    client.finish(old, status="failed")
-    scenarios.finish_ago(app, 91, old)
+    task_id, stranger, finished = client.add(run, externalId="x"), client_of(app, client="other"), client.start()
+    client.finish(finished, status="failed")
+    scenarios.finish_ago(app, 91, finished)
     paths = [f"{API}/{path}" for path in ("tasks", "tasks?view=full", "runs", "overview")]
     before = [client.get(path) for path in paths]
-    tags = [{"If-None-Match": response.headers["ETag"]} for response in before]
+    conditions = [{"If-None-Match": response.headers["ETag"]} for response in before]
     stranger.register("web")
     assert client.post(f"{API}/runs", json={"projectType": "none"}).status_code == 422
-    for path, tag, first in zip(paths, tags, before, strict=True):
-        again = client.get(path, headers=tag)
-        assert (again.status_code, again.data, again.headers["ETag"]) == (304, b"", tag["If-None-Match"])
+    for path, condition, first in zip(paths, conditions, before, strict=True):
+        again = client.get(path, headers=condition)
+        assert (again.status_code, again.data, again.headers["ETag"]) == (304, b"", condition["If-None-Match"])
         assert client.get(path).data == first.data
-    write(client, run, found)
-    for path, tag in zip(paths, tags, strict=True):
-        again = client.get(path, headers=tag)
+    write(client, run, task_id)
+    for path, condition in zip(paths, conditions, strict=True):
+        again = client.get(path, headers=condition)
         assert again.status_code == 200
-        assert again.headers["ETag"] != tag["If-None-Match"]
+        assert again.headers["ETag"] != condition["If-None-Match"]
 
 
-TAGS_HAD = cases(
+IF_NONE_MATCH = cases(
     none=('"x"', 200),
     weak=("W/{}", 304),
     strong=("{}", 304),
@@ -1122,15 +1120,15 @@ TAGS_HAD = cases(
 )
 
 
-@pytest.mark.parametrize(("had", "status"), TAGS_HAD)
-def test_a_list_is_left_out_where_the_caller_has_it(client: Client, run: str, had: str, status: int) -> None:
+@pytest.mark.parametrize(("header", "status"), IF_NONE_MATCH)
+def test_if_none_match_with_the_current_etag_returns_304(client: Client, run: str, header: str, status: int) -> None:
     tag = client.get(f"{API}/runs").headers["ETag"].removeprefix("W/")
-    for ask in (client.get, client.head):
-        response = ask(f"{API}/runs", headers={"If-None-Match": had.replace("{}", tag)})
+    for send in (client.get, client.head):
+        response = send(f"{API}/runs", headers={"If-None-Match": header.replace("{}", tag)})
         assert (response.status_code, response.headers["ETag"]) == (status, f"W/{tag}")
 
 
-def test_what_follows_a_restored_backup_has_other_etags_than_what_followed_it_before(app: flask.Flask) -> None:
+def test_restored_backup_does_not_reuse_earlier_revisions(app: flask.Flask) -> None:
     revisions = set()
     for _ in range(2):
         with suppress(ZeroDivisionError), database_of(app).transaction("default") as connection:
@@ -1141,9 +1139,7 @@ def test_what_follows_a_restored_backup_has_other_etags_than_what_followed_it_be
 
 
 @pytest.mark.modules
-def test_a_list_that_is_kept_is_its_clients_and_its_level_s_and_its_prefixs(
-    app: flask.Flask, client: Client, run: str
-) -> None:
+def test_cached_lists_are_separate_per_client_key_level_and_prefix(app: flask.Flask, client: Client, run: str) -> None:
     client.add(run)
     stranger, reader = client_of(app, client="other"), client_of(app, "read", name="reader")
     for _ in range(2):
@@ -1157,40 +1153,40 @@ def test_a_list_that_is_kept_is_its_clients_and_its_level_s_and_its_prefixs(
         assert link.startswith(f"{prefix}{API}/tasks?")
 
 
-def test_a_page_of_screenshots_takes_little_memory(client: Client, run: str) -> None:
+def test_page_of_screenshots_takes_little_memory(client: Client, run: str) -> None:
     evidence = [{"content": "x" * 250_000}] * 16
     for _ in range(8):
         client.submit(run, *[task(evidence=evidence)] * 3)
-    answer, peak = peak_of(lambda: client.get(f"{API}/tasks?view=full&limit=200"))
-    assert 12 * 2**20 < len(answer.data) <= 16 * 2**20
-    assert len(answer.json["tasks"]) == 4
+    response, peak = peak_of(lambda: client.get(f"{API}/tasks?view=full&limit=200"))
+    assert 12 * 2**20 < len(response.data) <= 16 * 2**20
+    assert len(response.json["tasks"]) == 4
     assert peak < 5 * 16 * 2**20
 
 
 @pytest.mark.parametrize(
-    ("query", "count", "goes_on"),
+    ("query", "count", "has_next"),
     cases(
         default=({}, 50, True),
-        most=({"limit": 200}, 200, True),
+        maximum=({"limit": 200}, 200, True),
         last=({"limit": 1, "page": 201}, 1, False),
         just_full=({"limit": 67, "page": 3}, 67, False),
         beyond_the_end=({"page": 999_999}, 0, False),
     ),
 )
-def test_a_list_has_its_page_limit_total_and_next(
-    client: Client, run: str, query: dict[str, int], count: int, goes_on: bool
+def test_list_has_page_limit_total_and_next(
+    client: Client, run: str, query: dict[str, int], count: int, has_next: bool
 ) -> None:
     client.submit(run, *[task()] * 201)
     page = client.read("tasks", **query)
     assert page == {"page": 1, "limit": 50, "total": 201, "tasks": page["tasks"], "next": page["next"], **query}
-    assert (len(page["tasks"]), page["next"] is not None) == (count, goes_on)
-    if goes_on:
+    assert (len(page["tasks"]), page["next"] is not None) == (count, has_next)
+    if has_next:
         assert page["next"].startswith(f"{API}/tasks?")
         following = client.read(page["next"])
         assert (following["page"], following["limit"], following["total"]) == (None, page["limit"], 201)
 
 
-def test_a_list_of_runs_has_its_page_limit_total_and_next_and_ends_early_where_it_would_be_too_large(
+def test_list_of_runs_has_page_fields_and_ends_early_at_the_size_limit(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [run, *[client.start(metadata={"a": "x" * 3000}) for _ in range(5)]][::-1]
@@ -1204,7 +1200,7 @@ def test_a_list_of_runs_has_its_page_limit_total_and_next_and_ends_early_where_i
     assert pages == [runs[:2], runs[2:4], runs[4:]]
 
 
-def test_next_keeps_the_filters_the_limit_the_sort_and_the_view(client: Client, run: str) -> None:
+def test_next_link_keeps_filters_limit_sort_and_view(client: Client, run: str) -> None:
     bulk = {"description": "d", "evidence": [{"label": "x"}], "extensions": {"a": 1}}
     client.submit(run, *[task(status=each, **bulk) for each in ("open", "in_progress", "resolved")] * 3)
     query = {"status": "open,in_progress", "sort": "severity", "view": "full", "targetUrl": "https://example.com/"}
@@ -1217,20 +1213,20 @@ def test_next_keeps_the_filters_the_limit_the_sort_and_the_view(client: Client, 
 
 
 @pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
-def test_a_walk_sees_every_row_once_while_others_write(client: Client, run: str, sort: str) -> None:
+def test_following_next_links_returns_each_row_once_during_writes(client: Client, run: str, sort: str) -> None:
     before = {item["id"] for item in client.submit(run, *[task(severity=s) for s in clients.SEVERITIES * 5])["tasks"]}
     seen: list[str] = []
     for number, page in enumerate(client.walk("tasks", limit=4, sort=sort, status="open")):
         seen += [item["id"] for item in page["tasks"]]
         for item in page["tasks"]:
-            client.triage(item["id"], "resolved")  # and so it leaves the list
+            client.triage(item["id"], "resolved")  # which removes it from the list
         if number < 5:
             client.submit(run, *[task(severity=s) for s in clients.SEVERITIES])
     assert len(seen) == len(set(seen))
     assert before <= set(seen)
 
 
-# Of each query the last parameter is wrong.
+# The last parameter of each query is invalid.
 BAD_PARAMETERS = {
     "tasks": (
         *("page=0", "page=1.0", "page=%2B1", "page=%D9%A3", "page=", f"page={10**30}", "limit=0", "limit=201"),
@@ -1259,7 +1255,7 @@ BAD_PARAMETERS = {
         *("projectType=web&limit=201", "projectType=web&status=open"),
     ),
 }
-OF_PARTS = ("runs/RUN/gate", "overview", "brief")
+MODULE_PATHS = ("runs/RUN/gate", "overview", "brief")
 
 
 SEVERAL_VALUES = (
@@ -1269,7 +1265,7 @@ SEVERAL_VALUES = (
 
 
 @pytest.mark.parametrize("query", SEVERAL_VALUES, ids=range(5))
-def test_a_filter_takes_several_values_by_commas_and_by_repeating(client: Client, run: str, query: str) -> None:
+def test_filter_accepts_comma_separated_and_repeated_values(client: Client, run: str, query: str) -> None:
     for status in STATUSES:
         client.submit(run, task(status=status), task(status=status))
     page = client.get(f"{API}/tasks?{query}").json
@@ -1279,7 +1275,7 @@ def test_a_filter_takes_several_values_by_commas_and_by_repeating(client: Client
 
 
 @pytest.mark.parametrize("text", ["a,", "a,,b", ",", ", x ,", "a"])
-def test_a_rule_or_tag_with_commas_is_found_as_a_whole(client: Client, run: str, text: str) -> None:
+def test_rule_or_tag_with_commas_also_matches_as_a_whole(client: Client, run: str, text: str) -> None:
     task_id = client.add(run, rule=text, tags=[text])
     client.add(run, rule="other", tags=["other"])
     for query in ({"rule": text}, {"tag": text}, {"tag": [text, "unknown"]}):
@@ -1287,7 +1283,7 @@ def test_a_rule_or_tag_with_commas_is_found_as_a_whole(client: Client, run: str,
 
 
 @pytest.mark.parametrize("name", ["a", "a,b", ",", " a b", "type:x target:y", "ü/#?&=%", "branches"])
-def test_a_branch_is_asked_for_exactly_by_its_name(client: Client, run: str, name: str) -> None:
+def test_branch_filter_matches_the_exact_name(client: Client, run: str, name: str) -> None:
     for each in (name, "other"):
         client.add(client.start(branch=each))
         client.add(client.start(branch=f"{each} "))
@@ -1299,36 +1295,36 @@ def test_a_branch_is_asked_for_exactly_by_its_name(client: Client, run: str, nam
         assert [each["branch"] for each in client.read(first["next"])[path]] == [name]
 
 
-def test_a_branch_of_too_many_targets_is_asked_for_with_one(
+def test_branch_with_too_many_targets_requires_another_filter(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(4):
         client.add(client.start("web", targetUrl=f"https://example.com/{number}", branch="dev"), title=str(number))
-    monkeypatch.setattr(findings_service, "MOST_REPORTERS", 3)
+    monkeypatch.setattr(findings_service, "MAX_REPORTERS", 3)
     problem = assert_problem(client.get(f"{API}/tasks?branch=dev"), 400, "invalid_parameter", "branch")
-    assert "name one of those" in problem["detail"]
+    assert "add projectType or targetUrl" in problem["detail"]
     assert client.read("tasks", branch="dev", targetUrl="https://example.com/2")["total"] == 1
     assert client.read("runs", branch="dev")["total"] == 4
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param(each, marks=[pytest.mark.modules] * (each in OF_PARTS)) for each in BAD_PARAMETERS]
+    "path", [pytest.param(each, marks=[pytest.mark.modules] * (each in MODULE_PATHS)) for each in BAD_PARAMETERS]
 )
-def test_bad_parameters_are_refused_by_name(client: Client, run: str, path: str) -> None:
-    there = path.replace("RUN", run).replace("TASK", client.add(run))
+def test_invalid_parameter_is_rejected_by_name(client: Client, run: str, path: str) -> None:
+    url_path = path.replace("RUN", run).replace("TASK", client.add(run))
     for query in BAD_PARAMETERS[path]:
         name = re.findall(r"(?:^|&)(\w+)", query)[-1]
-        assert_problem(client.get(f"{API}/{there}?{query}"), 400, "invalid_parameter", name)
+        assert_problem(client.get(f"{API}/{url_path}?{query}"), 400, "invalid_parameter", name)
 
 
-@pytest.mark.parametrize("query", cases(thousands="&".join(["status=open"] * 5001), no_utf8="externalId=%FF"))
-def test_a_query_that_cannot_be_read_is_refused(client: Client, query: str) -> None:
+@pytest.mark.parametrize("query", cases(thousands="&".join(["status=open"] * 5001), invalid_utf8="externalId=%FF"))
+def test_unreadable_query_string_is_rejected(client: Client, query: str) -> None:
     assert_problem(client.get(f"{API}/tasks?{query}"), 400, "invalid_parameter", "query string")
 
 
 @pytest.fixture
 def dated(app: flask.Flask, client: Client, run: str) -> list[str]:
-    """Tasks that were created on four days, one of them in a known millisecond."""
+    """Ids of tasks that were created at four times of three days."""
     moments = ("19T23:59:59.999", "20T00:00:00.000", "20T12:30:15.123", "21T00:00:00.000")
     days = [f"2026-11-{moment}Z" for moment in moments]
     ids = [client.add(run, title=day) for day in days]
@@ -1353,15 +1349,15 @@ DATES = cases(
 )
 
 
-@pytest.mark.parametrize(("query", "places"), DATES)
-def test_tasks_are_found_by_when_they_were_created(client: Client, dated: list[str], query: str, places: Any) -> None:
+@pytest.mark.parametrize(("query", "indexes"), DATES)
+def test_created_since_and_before_filter_tasks(client: Client, dated: list[str], query: str, indexes: Any) -> None:
     for more in ("", "status=open&", "severity=high&limit=2&"):
         page = client.get(f"{API}/tasks?sort=createdAt&{more}{query}").json
-        assert page["total"] == len(places)
-        assert [each["id"] for each in page["tasks"]] == [dated[place] for place in places][: page["limit"]]
+        assert page["total"] == len(indexes)
+        assert [each["id"] for each in page["tasks"]] == [dated[index] for index in indexes][: page["limit"]]
 
 
-def test_the_times_of_one_clients_tasks_are_no_other_ones_matter(app: flask.Flask, client: Client, run: str) -> None:
+def test_creation_times_of_clients_are_independent(app: flask.Flask, client: Client, run: str) -> None:
     client.add(run)
     with database_of(app).transaction() as connection:
         connection.execute("UPDATE tasks SET created_at = '2999-01-01T00:00:00.000Z'")
@@ -1375,12 +1371,12 @@ def test_the_times_of_one_clients_tasks_are_no_other_ones_matter(app: flask.Flas
     assert integrity_errors_of(Path(database_of(app).settings.db)) == []
 
 
-def test_a_clock_that_is_set_back_leaves_tasks_in_order(
+def test_clock_set_back_keeps_tasks_in_creation_order(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = client.read(f"tasks/{client.add(run)}")["createdAt"]
     now = time.time_ns()
-    monkeypatch.setattr(findings_service.time, "time_ns", lambda: now - 3600 * 10**9)
+    monkeypatch.setattr(findings_service, "now_ns", lambda: now - 3600 * 10**9)
     ids = [client.add(run) for _ in range(3)]
     assert [client.read(f"tasks/{task_id}")["createdAt"] for task_id in ids] == [first] * 3
     assert client.read("tasks", createdSince=first)["total"] == 4
@@ -1399,18 +1395,16 @@ def test_next_links_work_for_queries_in_raw_utf8(client: Client) -> None:
         assert [len(client.read(page["next"])["tasks"]), page["total"]] == [1, 2]
 
 
-# ---------------------------------------------------------------------------
-# Keys and clients
-# ---------------------------------------------------------------------------
+# --- Keys and clients ------------------------------------------------------
 
-NO_KEYS = (
+BAD_AUTHORIZATIONS = (
     *(None, "", "Bearer", "Bearer  ", "Basic Zm9vOmJhcg==", "KEY", "Bearer fts_" + "x" * 43, "Bearer abc"),
     *("Bearer fts_\xe9", "Bearer KEY-1", "Bearer KEYx", 'Bearer "KEY"', "Bearer KEY KEY"),
 )
 
 
-@pytest.mark.parametrize("header", NO_KEYS)
-def test_a_bad_key_is_unauthorized(app: flask.Flask, header: str | None) -> None:
+@pytest.mark.parametrize("header", BAD_AUTHORIZATIONS)
+def test_missing_or_invalid_key_returns_401(app: flask.Flask, header: str | None) -> None:
     key = clients.make_key(app)
     value = None if header is None else header.replace("KEY-1", key[:-1]).replace("KEY", key)
     headers = {} if value is None else {"Authorization": value}
@@ -1428,7 +1422,7 @@ def test_only_the_hash_of_a_key_is_stored(app: flask.Flask, tmp_path: Path) -> N
     assert hashlib.sha256(key.encode()).hexdigest().encode() in stored
 
 
-def test_the_key_of_the_environment_is_a_full_key_of_default(
+def test_environment_key_has_level_full_for_the_default_client(
     make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINDINGS_API_KEY", "from-the-environment")
@@ -1442,7 +1436,7 @@ def test_the_key_of_the_environment_is_a_full_key_of_default(
     assert_problem(client.get(f"{API}/tasks"), 401, "unauthorized")
 
 
-def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -> None:
+def test_last_use_of_a_key_is_stored(app: flask.Flask, client: Client) -> None:
     reader = client_of(app, "read", name="reader")
     reader.read("tasks")
     client.register("web")
@@ -1450,12 +1444,10 @@ def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -
     assert all(clients.TIME.fullmatch(last_used_at) for _, last_used_at in rows), rows
 
 
-# ---------------------------------------------------------------------------
-# Users
-# ---------------------------------------------------------------------------
+# --- Users -----------------------------------------------------------------
 
 
-def test_the_history_has_the_user_beside_the_key(app: flask.Flask, client: Client) -> None:
+def test_history_records_both_user_and_key(app: flask.Flask, client: Client) -> None:
     client.register("web")
     anna, other = clients.users_of(app, "anna@shop.example", "Jürgen Müller")
     run = anna.start()
@@ -1466,21 +1458,19 @@ def test_the_history_has_the_user_beside_the_key(app: flask.Flask, client: Clien
     users = [*["anna@shop.example"] * 3, *["Jürgen Müller"] * 2]
     rows = clients.rows_of(app, "SELECT event, key_name, user_name FROM history ORDER BY seq")
     assert rows == [*zip(("started", "created", "status", "status", "finished"), ["proxy"] * 5, users, strict=True)]
-    told = [(entry["by"], entry["user"]) for entry in client.history(task_id)]
-    assert told == [("proxy", user) for user in users[1:4]]
+    authors = [(entry["by"], entry["user"]) for entry in client.history(task_id)]
+    assert authors == [("proxy", user) for user in users[1:4]]
 
 
-AS_WSGI_HAS_IT = "ü".encode().decode("latin-1")
+WSGI_UMLAUT = "ü".encode().decode("latin-1")
 USERS = [
-    *((user, 200) for user in ("a", AS_WSGI_HAS_IT * 200)),
+    *((user, 200) for user in ("a", WSGI_UMLAUT * 200)),
     *((user, 400) for user in ("a" * 201, "", "  ", "a\tb", "a\xe2\x80\xaeb", "anna,otto", "J\xfcrgen")),
 ]
 
 
 @pytest.mark.parametrize(("user", "status"), [(None, 401), *USERS], ids=lambda value: ascii(value)[:20])
-def test_a_key_for_users_needs_one_user_of_printable_characters(
-    app: flask.Flask, user: str | None, status: int
-) -> None:
+def test_key_for_users_requires_one_printable_user(app: flask.Flask, user: str | None, status: int) -> None:
     (client,) = clients.users_of(app, "", level="read")
     del client.environ_base["HTTP_FINDINGS_USER"]
     client.environ_base.update({} if user is None else {"HTTP_FINDINGS_USER": user})
@@ -1492,7 +1482,7 @@ def test_a_key_for_users_needs_one_user_of_printable_characters(
         assert "ASCII" in problem["detail"]
 
 
-def test_a_missing_user_comes_before_the_level_and_that_before_the_site(app: flask.Flask) -> None:
+def test_user_is_checked_before_key_level_and_fetch_site(app: flask.Flask) -> None:
     (client,) = clients.users_of(app, "anna", level="read")
     site = {"Sec-Fetch-Site": "cross-site"}
     assert "level" in assert_problem(client.post(f"{API}/runs", headers=site), 403, "forbidden")["detail"]
@@ -1500,7 +1490,7 @@ def test_a_missing_user_comes_before_the_level_and_that_before_the_site(app: fla
     assert_problem(client.post(f"{API}/runs", headers=site), 401, "unauthorized")
 
 
-def test_no_other_key_may_say_who_a_request_is_from(make_app: Callable[..., flask.Flask]) -> None:
+def test_findings_user_header_requires_a_key_for_users(make_app: Callable[..., flask.Flask]) -> None:
     app = make_app(api_key=SECRET)
     for key, user in itertools.product((SECRET, clients.make_key(app)), ("anna", "")):
         client = clients.client_with(app, key)
@@ -1509,56 +1499,52 @@ def test_no_other_key_may_say_who_a_request_is_from(make_app: Callable[..., flas
         assert client.get(f"{API}/tasks").status_code == 200
 
 
-def test_whoever_asks_for_what_is_assigned_to_me_gets_what_is_to_the_user(
-    app: flask.Flask, client: Client, run: str
-) -> None:
-    *users, nobody = clients.users_of(app, "anna", "otto", "nobody")
-    for name in ("anna", "otto", "me"):  # a decision is about the name that it says
+def test_assignee_me_matches_the_requesting_user(app: flask.Flask, client: Client, run: str) -> None:
+    *users, unassigned = clients.users_of(app, "anna", "otto", "nobody")
+    for name in ("anna", "otto", "me"):  # triage takes "me" as a name
         assert users[0].triage(client.add(run, title=f"of {name}"), assignee=name)["assignee"] == name
 
-    def titles(asking: Client) -> list[str]:
-        return [each["title"] for page in asking.walk("tasks", assignee="me", limit=1) for each in page["tasks"]]
+    def titles(caller: Client) -> list[str]:
+        return [each["title"] for page in caller.walk("tasks", assignee="me", limit=1) for each in page["tasks"]]
 
-    assert [titles(each) for each in (*users, client, nobody)] == [["of anna"], ["of otto"], ["of me"], []]
-    had = {"If-None-Match": users[0].get(f"{API}/tasks?assignee=me").headers["ETag"]}
-    assert [each.get(f"{API}/tasks?assignee=me", headers=had).status_code for each in users] == [304, 200]
+    assert [titles(each) for each in (*users, client, unassigned)] == [["of anna"], ["of otto"], ["of me"], []]
+    condition = {"If-None-Match": users[0].get(f"{API}/tasks?assignee=me").headers["ETag"]}
+    assert [each.get(f"{API}/tasks?assignee=me", headers=condition).status_code for each in users] == [304, 200]
 
 
 @pytest.mark.modules
-def test_groups_searches_and_lists_as_csv_know_me(app: flask.Flask, client: Client, run: str) -> None:
+def test_assignee_me_works_in_groups_search_and_csv(app: flask.Flask, client: Client, run: str) -> None:
     for name in ("anna", "me"):
         client.triage(client.add(run, title=f"of {name}", rule=name), assignee=name)
     (anna,) = clients.users_of(app, "anna")
     assert [each["value"] for each in anna.read("groups", by="rule", assignee="me")["groups"]] == ["anna"]
     assert [each["title"] for each in anna.read("tasks", q="of", assignee="me")["tasks"]] == ["of anna"]
-    listed = anna.get(f"{API}/tasks?assignee=me", headers={"Accept": "text/csv"}).text
-    assert ("of anna" in listed, "of me" in listed) == (True, False)
+    csv_text = anna.get(f"{API}/tasks?assignee=me", headers={"Accept": "text/csv"}).text
+    assert ("of anna" in csv_text, "of me" in csv_text) == (True, False)
 
 
 SITES = cases(
-    own=("same-origin", 201), of_a_sibling=("same-site", 403), other=("cross-site", 403), by_hand=("none", 403)
+    same_origin=("same-origin", 201), same_site=("same-site", 403), cross=("cross-site", 403), none=("none", 403)
 )
 
 
 @pytest.mark.parametrize(("site", "status"), SITES)
-def test_users_write_from_the_services_own_site_alone(app: flask.Flask, client: Client, site: str, status: int) -> None:
+def test_writes_of_users_must_be_same_origin(app: flask.Flask, client: Client, site: str, status: int) -> None:
     client.register("web")
     (anna,) = clients.users_of(app, "anna")
-    said = {"Sec-Fetch-Site": site}
-    asked = [each.post(f"{API}/runs", json={"projectType": "web"}, headers=said) for each in (anna, client)]
-    assert [each.status_code for each in asked] == [status, 201]
-    assert status == 201 or "Sec-Fetch-Site" in assert_problem(asked[0], 403, "forbidden")["detail"]
-    assert [ask(f"{API}/runs", headers=said).status_code for ask in (anna.get, anna.head)] == [200, 200]
+    headers = {"Sec-Fetch-Site": site}
+    responses = [each.post(f"{API}/runs", json={"projectType": "web"}, headers=headers) for each in (anna, client)]
+    assert [each.status_code for each in responses] == [status, 201]
+    assert status == 201 or "Sec-Fetch-Site" in assert_problem(responses[0], 403, "forbidden")["detail"]
+    assert [send(f"{API}/runs", headers=headers).status_code for send in (anna.get, anna.head)] == [200, 200]
 
 
-# ---------------------------------------------------------------------------
-# Runs
-# ---------------------------------------------------------------------------
+# --- Runs ------------------------------------------------------------------
 
 NOTHING_SUBMITTED = {"created": 0, "updated": 0, "reopened": 0, "unchanged": 0, "resolved": 0}
 
 
-def test_starting_a_run_answers_the_whole_run(client: Client) -> None:
+def test_starting_a_run_returns_the_whole_run(client: Client) -> None:
     client.register("web")
     body = {"projectType": "web", "targetUrl": "https://example.com/", "metadata": {"commit": "abc"}}
     response = client.post(f"{API}/runs", json=body)
@@ -1573,7 +1559,7 @@ def test_starting_a_run_answers_the_whole_run(client: Client) -> None:
     assert found == {**run, "summary": found["summary"]}
 
 
-def test_an_unknown_project_type_is_refused_with_the_known_ones(app: flask.Flask, client: Client) -> None:
+def test_unknown_project_type_is_rejected_with_the_known_names(app: flask.Flask, client: Client) -> None:
     client_of(app, client="other").register("theirs")
     client.register("web")
     client.register("cli")
@@ -1594,12 +1580,12 @@ METADATA = (
     '{"escaped": "\\u00e9\\/\\ud83d\\ude00", "plain": "é/😀"}',
     '{"": {}, "a~/b": null}',
     '{"n": %s, "f": 0.12345678901234567890123456789}' % ("9" * 400),
-    '{"a": 1%s}' % (" " * 70_000),  # which do not count in its size
+    '{"a": 1%s}' % (" " * 70_000),  # white space does not count towards the size
 )
 
 
 @pytest.mark.parametrize("text", METADATA, ids=range(len(METADATA)))
-def test_metadata_extensions_and_schemas_come_back_exactly_as_sent(client: Client, run: str, text: str) -> None:
+def test_metadata_extensions_and_schemas_round_trip_exactly(client: Client, run: str, text: str) -> None:
     raw = text.encode()
     started = client.send("POST", f"{API}/runs", b'{"projectType": "web", "metadata": %s}' % raw)
     body = b'{"title": "x", "severity": "low", "extensions": %s}' % raw
@@ -1611,7 +1597,7 @@ def test_metadata_extensions_and_schemas_come_back_exactly_as_sent(client: Clien
     assert raw in client.get(f"{API}/tasks?view=full").data
 
 
-RUN_BOUNDS = [
+RUN_LIMITS = [
     *values_of("targetUrl", f"https://a/{'x' * 2038}", "http://localhost:8080", "HTTPS://Example.com/A?b=c#d"),
     *values_of("targetUrl", "http://[::1]:80/", "https://git.example.com/a/b.git"),
     *values_of("metadata", {"a": "x" * (64 * KIB - 8)}, {"a": "é" * (32 * KIB - 4)}),
@@ -1619,8 +1605,8 @@ RUN_BOUNDS = [
 ]
 
 
-def test_a_run_at_the_bounds_is_taken(client: Client, run: str) -> None:
-    for change in RUN_BOUNDS:
+def test_run_at_the_limits_is_accepted(client: Client, run: str) -> None:
+    for change in RUN_LIMITS:
         body = json.dumps({"projectType": "web"} | change, ensure_ascii=False).encode()
         response = client.send("POST", f"{API}/runs", body)
         assert response.status_code == 201
@@ -1628,7 +1614,7 @@ def test_a_run_at_the_bounds_is_taken(client: Client, run: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
-def test_a_finished_run_stays_finished_as_it_ended_first(client: Client, run: str, status: str) -> None:
+def test_finished_run_keeps_its_first_result(client: Client, run: str, status: str) -> None:
     task_id = client.add(client.start(targetUrl="https://example.com/"), externalId="old")
     time.sleep(0.002)
     finished = client.finish(run, status, statusReason="é" * 1000)
@@ -1646,7 +1632,7 @@ def test_a_finished_run_stays_finished_as_it_ended_first(client: Client, run: st
     assert (client.read(f"runs/{run}"), client.read("tasks")["total"]) == (finished, 1)
 
 
-def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, run: str) -> None:
+def test_resolve_missing_resolves_tasks_that_the_run_did_not_report(client: Client, run: str) -> None:
     before = {"reported": "open", "missing": "open", "begun": "in_progress", "no": "dismissed", "done": "resolved"}
     ids = {name: client.add(run, externalId=name) for name in before} | {"no-external-id": client.add(run)}
     for name, status in before.items():
@@ -1663,38 +1649,38 @@ def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, ru
 
 
 @pytest.mark.parametrize("branch", [None, "a"])
-def test_an_older_run_that_ends_late_resolves_nothing_of_a_newer_one(client: Client, branch: str | None) -> None:
+def test_older_run_that_ends_late_resolves_no_tasks_of_a_newer_run(client: Client, branch: str | None) -> None:
     client.register("web")
     start_on(client, branch, "old", "seen by both")
-    early = start_on(client, branch, "seen by both")
-    late = start_on(client, branch, "seen by both", "new")
-    start_on(client, "other", "old")  # which is another line
-    client.finish(late)
-    client.finish(early, resolveMissing=True)
+    older = start_on(client, branch, "seen by both")
+    newer = start_on(client, branch, "seen by both", "new")
+    start_on(client, "other", "old")  # on another branch
+    client.finish(newer)
+    client.finish(older, resolveMissing=True)
     assert scenarios.resolved_ids(client) == {"old"}
 
 
-def test_what_a_run_could_not_check_is_not_resolved(client: Client, run: str) -> None:
-    places = {"in": "src/a.py:3", "below": "src/a.py/x", "behind": "src/a.pyc:1", "apart": "b.py:1", "nowhere": None}
+def test_resolve_missing_skips_tasks_in_unchecked_files(client: Client, run: str) -> None:
+    places = {"in": "src/a.py:3", "below": "src/a.py/x", "similar": "src/a.pyc:1", "other": "b.py:1", "none": None}
     client.submit(run, *(task(externalId=name, location=place) for name, place in places.items()))
     partial = start_on(client, None)
     client.submit(partial, task(externalId="failed", rule="not-checked", location="src/a.py:7"))
     client.finish(partial, resolveMissing=True)
-    assert scenarios.resolved_ids(client) == {"behind", "apart", "nowhere"}
+    assert scenarios.resolved_ids(client) == {"similar", "other", "none"}
     client.triage(client.read("tasks", externalId="failed")["tasks"][0]["id"], "dismissed")
     whole = start_on(client, None)
-    client.submit(whole, task(externalId="failed", rule="not-checked"))  # dismissed as it is, it names no place
+    client.submit(whole, task(externalId="failed", rule="not-checked"))  # without a location, all is unchecked
     assert client.finish(whole, resolveMissing=True)["submitted"]["resolved"] == 0
 
 
-def test_metadata_is_merged_member_by_member_while_a_run_goes_on_and_later(client: Client, run: str) -> None:
+def test_metadata_is_merged_by_member_in_running_and_finished_runs(client: Client, run: str) -> None:
     metadata = '{"kept": 1.0, "big": 12345678901234567890123, "gone": 1, "old": {"a": 1}, "null": null}'
     run = client.send("POST", f"{API}/runs", f'{{"projectType": "web", "metadata": {metadata}}}').json["id"]
     merged = client.send("PATCH", f"{API}/runs/{run}", '{"metadata": {"gone": null, "old": {"b": 2}, "new": 1e2}}')
     assert b'"metadata":{"kept":1.0,"big":12345678901234567890123,"old":{"b": 2},"null":null,"new":1e2}' in merged.data
     assert merged.json["updatedAt"] >= merged.json["createdAt"]
     client.finish(run, metadata={"cost": 1})
-    assert client.ask("PATCH", f"runs/{run}", 200, json={"metadata": {"late": None}})["metadata"]["cost"] == 1
+    assert client.request_json("PATCH", f"runs/{run}", 200, json={"metadata": {"late": None}})["metadata"]["cost"] == 1
     refused = client.patch(f"{API}/runs/{run}", json={"status": "failed", "metadata": {"cost": 2}})
     assert_problem(refused, 409, "run_finished")
     large = client.patch(f"{API}/runs/{run}", json={"metadata": {"large": "x" * (64 * KIB - 40)}})
@@ -1702,12 +1688,12 @@ def test_metadata_is_merged_member_by_member_while_a_run_goes_on_and_later(clien
     assert client.read(f"runs/{run}")["metadata"]["cost"] == 1
 
 
-def test_who_starts_a_run_fails_idle_ones_of_its_own_client(make_app: Callable[..., flask.Flask]) -> None:
+def test_starting_a_run_fails_idle_runs_of_the_same_client(make_app: Callable[..., flask.Flask]) -> None:
     app = make_app(run_timeout="0.1")
     (client, idle), other = with_a_run(app), client_of(app, client="other")
     other.register("web")
     other.start()
-    time.sleep(1.1)  # idle runs are looked for once a second at most
+    time.sleep(1.1)  # the core searches for idle runs at most once a second
     fresh = client.start()
     assert [item["id"] for item in client.read("runs", status="running")["runs"]] == [fresh]
     scenarios.assert_timed_out(client.read(f"runs/{idle}"))
@@ -1717,17 +1703,17 @@ def test_who_starts_a_run_fails_idle_ones_of_its_own_client(make_app: Callable[.
     assert other.read("runs", status="failed")["total"] == 1
 
 
-def test_a_request_keeps_a_run_alive(app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_of_a_run_resets_its_timeout(app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
     client.register("web")
     again = task(externalId="x")
-    uses = (client.add, client.submit, lambda run: client.submit(run, again), lambda run: client.read(f"runs/{run}"))
-    uses = (*uses, lambda run: client.ask("PATCH", f"runs/{run}", 200, json={"metadata": {"done": 0.5}}))
-    runs, unused = [client.start() for _ in uses], client.start()
+    actions = (client.add, client.submit, lambda run: client.submit(run, again), lambda run: client.read(f"runs/{run}"))
+    actions = (*actions, lambda run: client.request_json("PATCH", f"runs/{run}", 200, json={"metadata": {"done": 0.5}}))
+    runs, unused = [client.start() for _ in actions], client.start()
     with database_of(app).transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = ?", (findings_service.timestamp(ago=7 * 86_400),))
-    for use, run in zip(uses, runs, strict=True):
-        use(run)
+    for action, run in zip(actions, runs, strict=True):
+        action(run)
     client.start()
     assert [client.read(f"runs/{run}")["status"] for run in (*runs, unused)] == ["running"] * 5 + ["failed"]
 
@@ -1736,12 +1722,12 @@ TIMESTAMP = findings_service.timestamp
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, **ahead: float) -> None:
-    """Set the system clock ahead of the time."""
+    """Set the clock of the core ahead by a time span."""
     seconds = timedelta(**ahead).total_seconds()
     clients.patch_core(monkeypatch, "timestamp", lambda ago=0.0: TIMESTAMP(ago - seconds))
 
 
-def test_a_run_that_was_used_while_the_clock_was_ahead_fails_in_time(
+def test_run_used_while_the_clock_was_ahead_times_out(
     make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
@@ -1755,7 +1741,7 @@ def test_a_run_that_was_used_while_the_clock_was_ahead_fails_in_time(
     scenarios.assert_timed_out(client.read(f"runs/{run}"))
 
 
-def test_an_idle_run_fails_at_start_up_where_there_is_a_timeout(
+def test_idle_run_fails_at_startup_if_a_timeout_is_set(
     make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, run = with_a_run(make_app(run_timeout="0"))
@@ -1767,7 +1753,7 @@ def test_an_idle_run_fails_at_start_up_where_there_is_a_timeout(
     scenarios.assert_timed_out(client_of(make_app(run_timeout="22h")).read(f"runs/{run}"))
 
 
-def test_no_run_fails_for_an_hour_after_the_clock_jumped_ahead(
+def test_no_run_times_out_for_an_hour_after_the_clock_jumped_ahead(
     make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
@@ -1781,26 +1767,24 @@ def test_no_run_fails_for_an_hour_after_the_clock_jumped_ahead(
     assert len([message for message in caplog.messages if "jumped ahead by 2.0 days" in message]) == 1
 
 
-def test_only_created_at_follows_a_clock_that_was_ahead(client: Client, run: str) -> None:
+def test_only_created_at_stays_ahead_after_the_clock_was_ahead(client: Client, run: str) -> None:
     client.add(run)
     ahead = "2099-01-01T00:00:00.000Z"
     with database_of(client.application).transaction() as connection:
         connection.execute("UPDATE tasks SET created_at = ?", (ahead,))
     found = client.read(f"tasks/{client.add(run, externalId='x')}")
-    told = [found["updatedAt"], found["lastSeenAt"], client.history(found["id"])[0]["at"]]
-    told += [client.read(f"runs/{run}")["updatedAt"]]
+    times = [found["updatedAt"], found["lastSeenAt"], client.history(found["id"])[0]["at"]]
+    times += [client.read(f"runs/{run}")["updatedAt"]]
     assert found["createdAt"] == ahead
-    assert max(told) < ahead
+    assert max(times) < ahead
     with connect_directly(database_of(client.application).settings.db) as connection:
         assert connection.execute("SELECT MAX(last_used_at) FROM runs").fetchone() < (ahead,)
 
 
-# ---------------------------------------------------------------------------
-# Tasks
-# ---------------------------------------------------------------------------
+# --- Tasks -----------------------------------------------------------------
 
 
-def test_a_task_comes_back_whole_until_a_newer_report_replaces_the_agents_fields(client: Client, run: str) -> None:
+def test_task_is_stored_whole_until_a_newer_report_replaces_it(client: Client, run: str) -> None:
     task_id = client.submit(run, WHOLE_TASK)["tasks"][0]["id"]
     stored = client.read(f"tasks/{task_id}")
     assert set(stored) == HEAD_FIELDS | BULK_FIELDS
@@ -1815,17 +1799,17 @@ def test_a_task_comes_back_whole_until_a_newer_report_replaces_the_agents_fields
     assert [stored[name] for name in sorted(BULK_FIELDS)] == [None, [], {}, [], []]
 
 
-def test_a_bare_task_and_a_batch_are_answered_alike(client: Client, run: str) -> None:
+def test_single_task_and_batch_get_the_same_form_of_response(client: Client, run: str) -> None:
     counts = dict.fromkeys(("created", "updated", "reopened", "unchanged"), 0)
-    bare, batch = task(externalId="a"), {"tasks": [task(externalId="b")]}
-    for body, result, status in ((bare, "created", 201), (batch, "created", 201), (bare, "unchanged", 200)):
+    single, batch = task(externalId="a"), {"tasks": [task(externalId="b")]}
+    for body, result, status in ((single, "created", 201), (batch, "created", 201), (single, "unchanged", 200)):
         response = client.post(f"{API}/runs/{run}/tasks", json=body)
         name = "b" if body is batch else "a"
         item = {"id": response.json["tasks"][0]["id"], "status": "open", "externalId": name, "result": result}
         assert (response.status_code, response.json) == (status, {**counts, result: 1, "tasks": [item]})
 
 
-def test_a_submission_tells_what_became_of_each_task_in_the_order_sent(client: Client, run: str) -> None:
+def test_submission_returns_the_result_of_each_task_in_order(client: Client, run: str) -> None:
     same, changed, fixed = (client.add(run, externalId=name) for name in ("same", "changed", "fixed"))
     client.triage(fixed, "resolved")
     tasks = [task(externalId="fixed"), task(), task(externalId="changed", title="x"), task(externalId="same"), task()]
@@ -1834,36 +1818,36 @@ def test_a_submission_tells_what_became_of_each_task_in_the_order_sent(client: C
     assert response.status_code == 201
     assert [item["result"] for item in done["tasks"]] == ["reopened", "created", "updated", "unchanged", "created"]
     assert [item["externalId"] for item in done["tasks"]] == ["fixed", None, "changed", "same", None]
-    assert [done["tasks"][place]["id"] for place in (0, 2, 3)] == [fixed, changed, same]
+    assert [done["tasks"][index]["id"] for index in (0, 2, 3)] == [fixed, changed, same]
     assert [done[name] for name in ("created", "updated", "reopened", "unchanged")] == [2, 1, 1, 1]
     assert {item["status"] for item in done["tasks"]} == {"open"}
     counts = {"created": 5, "updated": 1, "reopened": 1, "unchanged": 1}
     assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | counts
 
 
-def other_run_in_its_place(client: Client, run: str) -> str:
-    """Prune a run, and start another one that takes its seq."""
+def replace_run(client: Client, run: str) -> str:
+    """Prune a run, and return the id of a new run with the same seq."""
     database = database_of(client.application)
     with database.transaction() as connection:
         key = findings_service.select_run_key(connection, "default", run)
         deletion.prune_slice(connection, "default", key)
         new = findings_service.insert_run(connection, clients.PRINCIPAL, "web", "", "{}")
-    assert new.seq == key.seq or ON_POSTGRES  # which gives no number twice
+    assert new.seq == key.seq or ON_POSTGRES  # PostgreSQL never reuses a number
     return new.id
 
 
 @pytest.mark.parametrize(
     ("meanwhile", "status", "code"),
-    cases(pruned=(other_run_in_its_place, 404, "not_found"), finished=(Client.finish, 409, "run_finished")),
+    cases(pruned=(replace_run, 404, "not_found"), finished=(Client.finish, 409, "run_finished")),
 )
-def test_a_run_that_goes_while_its_tasks_are_checked_gets_none(
+def test_submission_stores_nothing_if_its_run_ends_during_the_checks(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[..., object], status: int, code: str
 ) -> None:
-    select_run_and_schema, at_work = findings_service.select_run_and_schema, client_of(client.application, name="other")
+    select_run_and_schema, other = findings_service.select_run_and_schema, client_of(client.application, name="other")
 
     def interrupted(*arguments: Any) -> Any:
         found = select_run_and_schema(*arguments)
-        meanwhile(at_work, run)
+        meanwhile(other, run)
         return found
 
     monkeypatch.setattr("findings_service.select_run_and_schema", interrupted)
@@ -1872,7 +1856,7 @@ def test_a_run_that_goes_while_its_tasks_are_checked_gets_none(
     assert integrity_errors_of(database_of(client.application).settings.db) == []
 
 
-def test_one_bad_task_stores_nothing_of_the_batch(client: Client, run: str) -> None:
+def test_one_invalid_task_rejects_the_whole_batch(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="known")
     batch = {"tasks": [task(), task(externalId="known", title="changed"), task(title=...)]}
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=batch), 422, "validation_failed", "/tasks/2/title")
@@ -1881,7 +1865,7 @@ def test_one_bad_task_stores_nothing_of_the_batch(client: Client, run: str) -> N
     assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | {"created": 1}
 
 
-TASK_BOUNDS = [
+TASK_LIMITS = [
     *values_of("title", "x", "😀" * 500),
     *values_of("externalId", "😀" * 256),
     *values_of("description", "", "x" * (64 * KIB), "é" * (32 * KIB)),
@@ -1900,8 +1884,8 @@ TASK_BOUNDS = [
 ]
 
 
-def test_a_task_at_the_bounds_is_taken(client: Client, run: str) -> None:
-    for change in TASK_BOUNDS:
+def test_task_at_the_limits_is_accepted(client: Client, run: str) -> None:
+    for change in TASK_LIMITS:
         body = json.dumps(task(**change), ensure_ascii=False).encode()
         response = client.send("POST", f"{API}/runs/{run}/tasks", body)
         assert response.status_code == 201, response.json
@@ -1911,7 +1895,7 @@ def test_a_task_at_the_bounds_is_taken(client: Client, run: str) -> None:
 
 
 @pytest.mark.parametrize("schema", [None, WCAG_SCHEMA])
-def test_an_empty_batch_is_no_error(client: Client, schema: Any) -> None:
+def test_empty_batch_is_accepted(client: Client, schema: Any) -> None:
     run = client.start(client.register("web", schema)["name"], targetUrl="https://example.com/")
     response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": []}, headers={"Idempotency-Key": "clean"})
     zeros = dict.fromkeys(("created", "updated", "reopened", "unchanged"), 0)
@@ -1921,11 +1905,11 @@ def test_an_empty_batch_is_no_error(client: Client, schema: Any) -> None:
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json={"tasks": []}), 409, "run_finished")
 
 
-def test_steps_are_kept_in_their_order_and_numbered_by_place_or_by_whole_numbers(client: Client, run: str) -> None:
+def test_remediation_steps_are_numbered_by_position_or_sorted_by_step(client: Client, run: str) -> None:
     texts = ["first", "second", "third"]
-    placed = client.add(run, remediation=[{"instruction": text} for text in texts])
+    unnumbered = client.add(run, remediation=[{"instruction": text} for text in texts])
     numbered = client.add(run, remediation=[{"step": 9.0 - n, "instruction": text} for n, text in enumerate(texts)])
-    assert client.read(f"tasks/{placed}")["remediation"] == [
+    assert client.read(f"tasks/{unnumbered}")["remediation"] == [
         {"step": n, "instruction": text} for n, text in enumerate(texts, 1)
     ]
     response = client.get(f"{API}/tasks/{numbered}")
@@ -1933,15 +1917,13 @@ def test_steps_are_kept_in_their_order_and_numbered_by_place_or_by_whole_numbers
     assert b'"step":9,' in response.data
 
 
-def test_an_external_id_is_one_finding_for_a_type_and_target_also_where_missing_ones_are_resolved(
-    app: flask.Flask, client: Client
-) -> None:
+def test_external_id_identifies_a_task_per_project_type_and_target(app: flask.Flask, client: Client) -> None:
     stranger = client_of(app, client="other")
     for owner, name in itertools.product((client, stranger), ("web", "cli")):
         owner.register(name)
-    surfaces = [("web", None), ("web", "https://example.com/"), ("web", "https://example.com"), ("cli", None)]
+    scopes = [("web", None), ("web", "https://example.com/"), ("web", "https://example.com"), ("cli", None)]
     found = []
-    for owner, name, target in [*((client, *each) for each in surfaces), (stranger, "web", None)]:
+    for owner, name, target in [*((client, *each) for each in scopes), (stranger, "web", None)]:
         ids = {owner.add(owner.start(name, targetUrl=target), externalId="x") for _ in range(2)}
         assert len(ids) == 1
         found += [(owner, *ids)]
@@ -1950,7 +1932,7 @@ def test_an_external_id_is_one_finding_for_a_type_and_target_also_where_missing_
     assert [owner.read(f"tasks/{task_id}")["status"] for owner, task_id in found] == ["resolved", *["open"] * 4]
 
 
-def test_identity_is_the_external_id_alone_which_lists_match_exactly_as_the_target(client: Client, run: str) -> None:
+def test_identity_is_the_external_id_compared_exactly(client: Client, run: str) -> None:
     assert client.add(run, externalId="x", title="One") == client.add(run, externalId="x", title="Other")
     assert client.add(run, title="Same") != client.add(run, title="Same")
     spellings = ["a", "A", "a ", "a,b", "\u00e9", "e\u0301"]
@@ -1959,14 +1941,14 @@ def test_identity_is_the_external_id_alone_which_lists_match_exactly_as_the_targ
     assert [client.read("tasks", targetUrl=f"https://example.com{end}")["total"] for end in ("/", "")] == [9, 0]
 
 
-def test_a_report_keeps_peoples_triage_and_reopens_what_was_fixed(client: Client, run: str) -> None:
-    for stored, said in itertools.product(STATUSES, (..., *STATUSES)):
-        name, reopens = f"{stored} {said}", stored == "resolved" and said not in ("resolved", "dismissed")
+def test_report_keeps_triage_and_reopens_resolved_tasks(client: Client, run: str) -> None:
+    for stored, reported in itertools.product(STATUSES, (..., *STATUSES)):
+        name, reopens = f"{stored} {reported}", stored == "resolved" and reported not in ("resolved", "dismissed")
         status, result = ("open", "reopened") if reopens else (stored, "unchanged")
         task_id = client.add(run, externalId=name)
         client.triage(task_id, "resolved")
         client.triage(task_id, stored)
-        done = client.submit(run, task(externalId=name, status=said))
+        done = client.submit(run, task(externalId=name, status=reported))
         assert done["tasks"] == [{"id": task_id, "status": status, "externalId": name, "result": result}]
         assert client.read(f"tasks/{task_id}")["status"] == status, name
         last = client.history(task_id)[-1]
@@ -1977,7 +1959,7 @@ CHANGED_FIELDS = (
     *({"title": "Other"}, {"severity": "low"}, {"description": "other"}, {"description": None}, {"location": None}),
     *({"evidence": [{"label": "x"}]}, {"remediation": [{"instruction": "x"}]}, {"successCriteria": []}, {"rule": "S2"}),
     *({"extensions": {"a": 1.0, "b": [1, 2]}}, {"extensions": {"a": 1, "b": [2, 1]}}, {"tags": ["b", "a"]}),
-    {"severity": "low", "rule": None, "tags": []},  # all that lists go by
+    {"severity": "low", "rule": None, "tags": []},  # all fields that counters depend on
 )
 FULL_REPORT = {
     "externalId": "x",
@@ -1993,7 +1975,7 @@ FULL_REPORT = {
 
 
 @pytest.mark.parametrize("change", CHANGED_FIELDS, ids=str)
-def test_a_report_names_what_it_changed(client: Client, run: str, change: dict[str, Any]) -> None:
+def test_history_lists_the_fields_that_a_report_changed(client: Client, run: str, change: dict[str, Any]) -> None:
     task_id = client.add(run, **FULL_REPORT)
     time.sleep(0.002)
     assert client.submit(run, task(**FULL_REPORT | change))["updated"] == 1
@@ -2003,7 +1985,7 @@ def test_a_report_names_what_it_changed(client: Client, run: str, change: dict[s
     assert stored["createdAt"] < stored["updatedAt"] == entry["at"]
 
 
-def test_key_order_and_white_space_change_nothing(client: Client, run: str) -> None:
+def test_key_order_and_white_space_do_not_count_as_changes(client: Client, run: str) -> None:
     task_id = client.add(run, **FULL_REPORT)
     before = client.read(f"tasks/{task_id}")
     body = {"severity": "high", "title": task()["title"], **FULL_REPORT, "extensions": {"b": [1, 2], "a": 1}}
@@ -2017,14 +1999,14 @@ def test_key_order_and_white_space_change_nothing(client: Client, run: str) -> N
 
 
 @pytest.mark.parametrize(("before", "after"), [*itertools.permutations([..., None, {}], 2)])
-def test_empty_extensions_are_the_same_as_none(client: Client, run: str, before: Any, after: Any) -> None:
+def test_empty_and_missing_extensions_are_equal(client: Client, run: str, before: Any, after: Any) -> None:
     client.add(run, externalId="x", extensions=before, evidence=... if before is ... else [])
     again = task(externalId="x", extensions=after, evidence=... if after is ... else [])
     assert client.submit(run, again)["unchanged"] == 1
     assert client.submit(run, again | {"extensions": {"a": 1}})["updated"] == 1
 
 
-def test_a_run_that_reports_a_task_again_moves_its_last_seen_once(client: Client, run: str) -> None:
+def test_each_run_changes_last_seen_of_a_task_once(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     first = client.read(f"tasks/{task_id}")
     second = client.start(targetUrl="https://example.com/")
@@ -2040,11 +2022,11 @@ def test_a_run_that_reports_a_task_again_moves_its_last_seen_once(client: Client
     assert seen[1]["updatedAt"] == first["updatedAt"]
 
 
-@pytest.mark.parametrize("at_once", [2, findings_service.REPORTS_AT_ONCE])
-def test_of_one_external_id_twice_in_a_batch_the_last_wins(
-    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, at_once: int
+@pytest.mark.parametrize("batch_size", [2, findings_service.REPORTS_AT_ONCE])
+def test_last_of_duplicate_external_ids_in_a_batch_wins(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
-    monkeypatch.setattr(findings_service, "REPORTS_AT_ONCE", at_once)
+    monkeypatch.setattr(findings_service, "REPORTS_AT_ONCE", batch_size)
     tasks = [task(externalId="x", title="first"), task(), task(), task(externalId="x", title="last")]
     done = client.submit(run, *tasks)
     assert (done["created"], len(done["tasks"]), done["tasks"][0]) == (3, 4, done["tasks"][3])
@@ -2057,7 +2039,7 @@ def test_of_one_external_id_twice_in_a_batch_the_last_wins(
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_a_branch_leaves_what_the_main_line_knows_as_it_is(client: Client, run: str, status: str) -> None:
+def test_branch_report_leaves_a_main_line_task_unchanged(client: Client, run: str, status: str) -> None:
     task_id = client.add(run, externalId="x")
     client.triage(task_id, status)
     before, entries = client.read(f"tasks/{task_id}"), client.history(task_id)
@@ -2072,7 +2054,7 @@ def test_a_branch_leaves_what_the_main_line_knows_as_it_is(client: Client, run: 
     assert [each["id"] for each in client.read("tasks", runId=branch)["tasks"]] == [task_id]
 
 
-def test_the_main_line_takes_over_what_a_branch_found(client: Client, run: str) -> None:
+def test_main_line_report_takes_over_a_branch_task(client: Client, run: str) -> None:
     start_on(client, "a", "x")
     task_id = client.read("tasks")["tasks"][0]["id"]
     before = client.triage(task_id, "resolved")
@@ -2086,7 +2068,7 @@ def test_the_main_line_takes_over_what_a_branch_found(client: Client, run: str) 
     assert client.submit(run, report)["unchanged"] == 1
 
 
-def test_every_move_between_statuses_is_allowed(client: Client, run: str) -> None:
+def test_every_status_transition_is_allowed(client: Client, run: str) -> None:
     for before, after in itertools.product(STATUSES, STATUSES):
         task_id = client.add(run, status=before)
         updated = client.triage(task_id, after)
@@ -2096,7 +2078,7 @@ def test_every_move_between_statuses_is_allowed(client: Client, run: str) -> Non
 
 
 def entries_of(client: Client, task_id: str) -> list[dict[str, Any]]:
-    """Return what happened to a task since it was created, without what is null or the same in all of it."""
+    """Return the history of a task after its creation, without null values and the fields in `left_out`."""
     left_out = ("at", "by", "runId", "changed")
     return [
         {name: value for name, value in entry.items() if value is not None and name not in left_out}
@@ -2104,37 +2086,37 @@ def entries_of(client: Client, task_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client, run: str) -> None:
+def test_history_records_author_reason_and_comment_of_triage(app: flask.Flask, client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
-    person = client_of(app, name="Ada")
+    triager = client_of(app, name="Ada")
     time.sleep(0.002)
-    updated = person.triage(task_id, "dismissed", comment="é" * 4000, reason="false_positive")
+    updated = triager.triage(task_id, "dismissed", comment="é" * 4000, reason="false_positive")
     assert (updated["status"], updated["reason"]) == ("dismissed", "false_positive")
     entry = client.history(task_id)[-1]
     assert clients.TIME.fullmatch(entry.pop("at"))
-    decided = {"event": "status", "by": "Ada", "from": "open", "to": "dismissed", "reason": "false_positive"}
-    assert entry == {**decided, "comment": "é" * 4000, "user": None, "runId": None, "assignee": None, "changed": []}
+    expected = {"event": "status", "by": "Ada", "from": "open", "to": "dismissed", "reason": "false_positive"}
+    assert entry == {**expected, "comment": "é" * 4000, "user": None, "runId": None, "assignee": None, "changed": []}
     assert updated["createdAt"] == updated["lastSeenAt"] < updated["updatedAt"]
 
 
-NO_MOVE = ("dismissed", "duplicate")
+INITIAL = ("dismissed", "duplicate")
 DECISIONS = cases(
     move=({"status": "open"}, ("open", None), ["status"]),
     move_to_a_reason=({"status": "resolved", "reason": "fixed", "comment": "c"}, ("resolved", "fixed"), ["status"]),
     move_without_a_reason=({"status": "resolved"}, ("resolved", None), ["status"]),
     reason_alone=({"reason": "wont_fix", "comment": "c"}, ("dismissed", "wont_fix"), ["status"]),
     another_reason=({"status": "dismissed", "reason": "wont_fix"}, ("dismissed", "wont_fix"), ["status"]),
-    same_status=({"status": "dismissed"}, NO_MOVE, []),
-    same_reason=({"reason": "duplicate"}, NO_MOVE, []),
-    same_with_a_comment=({"status": "dismissed", "reason": "duplicate", "comment": "c"}, NO_MOVE, ["comment"]),
-    comment_alone=({"comment": "c"}, NO_MOVE, ["comment"]),
+    same_status=({"status": "dismissed"}, INITIAL, []),
+    same_reason=({"reason": "duplicate"}, INITIAL, []),
+    same_with_a_comment=({"status": "dismissed", "reason": "duplicate", "comment": "c"}, INITIAL, ["comment"]),
+    comment_alone=({"comment": "c"}, INITIAL, ["comment"]),
     move_and_assigned=({"status": "open", "assignee": "Ada", "comment": "c"}, ("open", None), ["status", "assigned"]),
-    assigned_with_a_comment=({"assignee": "Ada", "comment": "c"}, NO_MOVE, ["assigned", "comment"]),
+    assigned_with_a_comment=({"assignee": "Ada", "comment": "c"}, INITIAL, ["assigned", "comment"]),
 )
 
 
 @pytest.mark.parametrize(("decision", "state", "events"), DECISIONS)
-def test_a_decision_has_an_entry_for_each_thing_that_it_changed(
+def test_triage_adds_a_history_entry_for_each_change(
     client: Client, run: str, decision: Any, state: Any, events: list[str]
 ) -> None:
     task_id = client.add(run)
@@ -2142,14 +2124,14 @@ def test_a_decision_has_an_entry_for_each_thing_that_it_changed(
     time.sleep(0.002)
     after = client.triage(task_id, **decision)
     assert ((after["status"], after["reason"]), after["assignee"]) == (state, decision.get("assignee"))
-    said = {"from": "dismissed", "to": state[0], **decision}
+    values = {"from": "dismissed", "to": state[0], **decision}
     fields = {"status": ("from", "to", "reason", "comment"), "assigned": ("assignee",), "comment": ("comment",)}
-    told = [{"event": event} | {name: said[name] for name in fields[event] if name in said} for event in events]
-    assert entries_of(client, task_id)[1:] == told
+    expected = [{"event": event} | {name: values[name] for name in fields[event] if name in values} for event in events]
+    assert entries_of(client, task_id)[1:] == expected
     assert (after["updatedAt"] > before["updatedAt"]) == bool({*events} - {"comment"})
 
 
-def test_a_task_is_assigned_to_one_or_nobody(client: Client, run: str) -> None:
+def test_task_has_at_most_one_assignee(client: Client, run: str) -> None:
     task_id = client.add(run)
     assert client.triage(task_id, assignee="")["assignee"] is None
     for name in ("Ada", "Ada", "é" * 200, " a, b "):
@@ -2161,7 +2143,7 @@ def test_a_task_is_assigned_to_one_or_nobody(client: Client, run: str) -> None:
     assert [entry["event"] for entry in client.history(task_id)][1:] == [*["assigned"] * 3, "status", "assigned"]
 
 
-def test_what_is_reported_again_keeps_who_sees_to_it_and_its_reason_until_it_reopens(client: Client, run: str) -> None:
+def test_report_keeps_the_assignee_and_reopening_clears_the_reason(client: Client, run: str) -> None:
     ids = [client.add(run, externalId=name) for name in "ab"]
     client.triage(ids[0], "dismissed", reason="accepted_risk", assignee="Ada")
     client.triage(ids[1], "resolved", reason="fixed", assignee="Bob")
@@ -2174,54 +2156,54 @@ def test_what_is_reported_again_keeps_who_sees_to_it_and_its_reason_until_it_reo
     assert entries_of(client, ids[1])[-1] == {"event": "status", "from": "open", "to": "resolved"}
 
 
-def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_etag_changes_with_the_task(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = findings_service.timestamp()
-    clients.patch_core(monkeypatch, "timestamp", lambda ago=0.0: now)  # all of it within a millisecond
+    clients.patch_core(monkeypatch, "timestamp", lambda ago=0.0: now)  # all changes in the same millisecond
     path, tags = f"{API}/tasks/{client.add(run, externalId='x')}", list[str]()
 
-    def look(answer: Any = None) -> None:
-        for each in (answer or client.get(path), client.get(path), client.head(path)):
+    def check_etags(response: Any = None) -> None:
+        for each in (response or client.get(path), client.get(path), client.head(path)):
             tags.append(each.headers["ETag"])
         listed = [*client.read("tasks")["tasks"], *client.read("tasks", view="full")["tasks"]]
         tags.extend(each["etag"] for each in (client.get(path).json, *listed))
         assert len(set(tags[-6:])) == 1
         assert tags[-1] not in tags[:-6]
 
-    look()
+    check_etags()
     assert re.fullmatch('"[0-9a-f]{32}"', tags[0])
     assert client.patch(path, json={"assignee": ""}).headers["ETag"] == tags[0]
     for decision in ({"assignee": "Ada"}, {"status": "dismissed"}, {"status": "open"}, {"comment": "Well."}):
-        look(client.patch(path, json=decision))
+        check_etags(client.patch(path, json=decision))
     for more in ({"description": "a"}, {"description": "b"}, {"description": "a"}, {"evidence": [{"url": "a:b"}]}):
         client.add(run, externalId="x", **more)
-        look()
+        check_etags()
     second = client.start(targetUrl="https://example.com/")
-    client.add(second, externalId="x", evidence=[{"url": "a:b"}])  # seen again, as it was
-    look()
+    client.add(second, externalId="x", evidence=[{"url": "a:b"}])  # reported again, unchanged
+    check_etags()
 
 
-EXPECTATIONS = [
+IF_MATCH = [
     *((header, 200) for header in ("{}", " * ", '"a", {} ,W/"b"', ', ,{},"",', ("{}", '"a"'))),
     *((header, 412) for header in ('"a"', '"a", "b,*"', "W/{}", "a", '*, "a"')),
     *((header, 400) for header in ("", ", ,", '"a', '"a" "b"')),
 ]
 
 
-@pytest.mark.parametrize(("header", "status"), EXPECTATIONS)
-def test_a_change_may_depend_on_what_the_task_was(client: Client, run: str, header: Any, status: int) -> None:
+@pytest.mark.parametrize(("header", "status"), IF_MATCH)
+def test_if_match_prevents_lost_updates(client: Client, run: str, header: Any, status: int) -> None:
     path = f"{API}/tasks/{client.add(run)}"
     before = client.get(path)
     values = [header] if isinstance(header, str) else header
-    given = Headers([("If-Match", value.replace("{}", before.headers["ETag"])) for value in values])
-    response = client.patch(path, json={"status": "resolved"}, headers=given)
+    headers = Headers([("If-Match", value.replace("{}", before.headers["ETag"])) for value in values])
+    response = client.patch(path, json={"status": "resolved"}, headers=headers)
     assert response.status_code == status
     if status != 200:
-        code, place = ("changed_meanwhile", None) if status == 412 else ("invalid_parameter", "If-Match")
-        assert_problem(response, status, code, place)
+        code, parameter = ("changed_meanwhile", None) if status == 412 else ("invalid_parameter", "If-Match")
+        assert_problem(response, status, code, parameter)
     assert (client.get(path).json == before.json) == (status != 200)
 
 
-def test_a_history_is_read_in_parts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_paged_by_limit_and_size(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task_id = client.add(run)
     for number in range(7):
         client.triage(task_id, "open", comment=f"{number}" * 1000)
@@ -2238,40 +2220,39 @@ def test_a_history_is_read_in_parts(client: Client, run: str, monkeypatch: pytes
 
 
 @dataclass
-class Finding:
-    """What a finding should be, and who has reported it."""
+class ExpectedFinding:
+    """Expected state of a finding, and the runs that reported it."""
 
-    name: str | None
+    external_id: str | None
     branch: str | None
     severity: str
     status: str = "open"
     runs: set[str] = field(default_factory=set)
     branches: set[str] = field(default_factory=set)
     seen: int = 0
-    first: str = ""
-    last: str = ""
+    first_run: str = ""
+    last_run: str = ""
 
 
 @dataclass
-class Ledger:
-    """What the findings of a target should be after each report: the rules of branches in plain words."""
+class BranchModel:
+    """Model of the branch rules: the expected findings of a target after each report."""
 
-    findings: dict[str, Finding] = field(default_factory=dict)
-    branches: dict[str, str | None] = field(default_factory=dict)  # of runs
+    findings: dict[str, ExpectedFinding] = field(default_factory=dict)
+    branches: dict[str, str | None] = field(default_factory=dict)  # by run id
 
-    def named(self, name: str | None) -> Finding | None:
-        """Return the finding with an external id."""
-        return next((each for each in self.findings.values() if name and each.name == name), None)
+    def find(self, external_id: str | None) -> ExpectedFinding | None:
+        return next((each for each in self.findings.values() if external_id and each.external_id == external_id), None)
 
-    def report(self, run: str, name: str | None, severity: str) -> tuple[Finding, str]:
-        """Have a run report a finding, and return it and what that did."""
-        finding, branch = self.named(name), self.branches[run]
+    def report(self, run: str, external_id: str | None, severity: str) -> tuple[ExpectedFinding, str]:
+        """Add a report of a run; return its finding and the expected result."""
+        finding, branch = self.find(external_id), self.branches[run]
         before = finding and (finding.severity, finding.branch)
         result = "created" if finding is None else "unchanged"
-        finding = finding or Finding(name, branch, severity, first=run)
+        finding = finding or ExpectedFinding(external_id, branch, severity, first_run=run)
         if branch is None or finding.branch is not None:
             if run not in finding.runs:
-                finding.seen, finding.last = finding.seen + 1, run
+                finding.seen, finding.last_run = finding.seen + 1, run
             finding.branch, finding.severity = finding.branch and branch and finding.branch, severity
             if before and before != (finding.severity, finding.branch):
                 result = "updated"
@@ -2281,39 +2262,39 @@ class Ledger:
         finding.branches |= {branch} if branch else set()
         return finding, result
 
-    def missing(self, run: str) -> dict[str, Finding]:
-        """Return what the line of a run knows, and neither it nor a later run of that line reported."""
+    def missing(self, run: str) -> dict[str, ExpectedFinding]:
+        """Return the active findings of a run's branch that neither it nor a later run of the branch reported."""
         branch = self.branches[run]
         return {
             task_id: each
             for task_id, each in self.findings.items()
-            if each.name and each.status in ("open", "in_progress")
+            if each.external_id and each.status in ("open", "in_progress")
             if each.branch is None or branch in each.branches
             if not any(other >= run and self.branches[other] == branch for other in each.runs)
         }
 
 
-def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Random) -> None:
-    """Check tasks, the totals of lists and the audit against what should be."""
+def assert_matches_model(model: BranchModel, client: Client, run: str, rng: random.Random) -> None:
+    """Compare tasks, filtered lists and the summary of a run with the model, and run the integrity check."""
     stored = client.read("tasks", limit=200)["tasks"]
     fields = ("externalId", "branch", "severity", "status", "timesSeen", "runId", "lastRunId")
     assert {each["id"]: tuple(each[name] for name in fields) for each in stored} == {
-        task_id: (each.name, each.branch, each.severity, each.status, each.seen, each.first, each.last)
-        for task_id, each in ledger.findings.items()
+        task_id: (each.external_id, each.branch, each.severity, each.status, each.seen, each.first_run, each.last_run)
+        for task_id, each in model.findings.items()
     }
-    status, branch = dice.choice(STATUSES), dice.choice(("a", "b"))
-    for query, right in (
-        ({"missingFrom": run}, set(ledger.missing(run))),
-        ({"mainLine": "true"}, {key for key, each in ledger.findings.items() if each.branch is None}),
-        ({"mainLine": "false"}, {key for key, each in ledger.findings.items() if each.branch}),
-        ({"branch": branch}, {key for key, each in ledger.findings.items() if branch in each.branches}),
-        ({"runId": run}, {key for key, each in ledger.findings.items() if run in each.runs}),
+    status, branch = rng.choice(STATUSES), rng.choice(("a", "b"))
+    for query, expected in (
+        ({"missingFrom": run}, set(model.missing(run))),
+        ({"mainLine": "true"}, {key for key, each in model.findings.items() if each.branch is None}),
+        ({"mainLine": "false"}, {key for key, each in model.findings.items() if each.branch}),
+        ({"branch": branch}, {key for key, each in model.findings.items() if branch in each.branches}),
+        ({"runId": run}, {key for key, each in model.findings.items() if run in each.runs}),
     ):
-        for more in ({}, {"status": status}):
-            page = client.read("tasks", limit=200, **query, **more)
-            wanted = {key for key in right if not more or ledger.findings[key].status == status}
-            assert ({each["id"] for each in page["tasks"]}, page["total"]) == (wanted, len(wanted)), query
-    reported = [each for each in ledger.findings.values() if run in each.runs]
+        for extra in ({}, {"status": status}):
+            page = client.read("tasks", limit=200, **query, **extra)
+            matching = {key for key in expected if not extra or model.findings[key].status == status}
+            assert ({each["id"] for each in page["tasks"]}, page["total"]) == (matching, len(matching)), query
+    reported = [each for each in model.findings.values() if run in each.runs]
     severities, statuses = (Counter(getattr(each, name) for each in reported) for name in ("severity", "status"))
     assert client.read(f"runs/{run}")["summary"] == {
         "total": len(reported),
@@ -2324,45 +2305,43 @@ def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Rando
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_branches_keep_their_rules_whatever_comes(client: Client, seed: int) -> None:
-    dice, ledger, running = random.Random(seed), Ledger(), list[str]()
+def test_branch_rules_hold_for_random_sequences_of_requests(client: Client, seed: int) -> None:
+    rng, model, running = random.Random(seed), BranchModel(), list[str]()
     client.register("web")
     for _ in range(60):
-        action = dice.choice(("start", "submit", "submit", "submit", "triage", "finish", "finish"))
+        action = rng.choice(("start", "submit", "submit", "submit", "triage", "finish", "finish"))
         if action == "start" or not running:
-            branch = dice.choice((None, None, "a", "b"))
+            branch = rng.choice((None, None, "a", "b"))
             running.append(client.start(branch=branch))
-            ledger.branches[running[-1]] = branch
+            model.branches[running[-1]] = branch
         elif action == "submit":
-            run = dice.choice(running)
-            names = [dice.choice((None, *"uvwxyz")) for _ in range(dice.randrange(4))]
-            reports = [(name, dice.choice(clients.SEVERITIES)) for name in dict.fromkeys(names)]
-            done = client.submit(run, *(task(externalId=name, severity=severity) for name, severity in reports))
-            for item, report in zip(done["tasks"], reports, strict=True):
-                finding, result = ledger.report(run, *report)
-                ledger.findings[item["id"]] = finding
+            run = rng.choice(running)
+            external_ids = [rng.choice((None, *"uvwxyz")) for _ in range(rng.randrange(4))]
+            reports = [(name, rng.choice(clients.SEVERITIES)) for name in dict.fromkeys(external_ids)]
+            response = client.submit(run, *(task(externalId=name, severity=severity) for name, severity in reports))
+            for item, report in zip(response["tasks"], reports, strict=True):
+                finding, result = model.report(run, *report)
+                model.findings[item["id"]] = finding
                 assert (item["result"], item["status"]) == (result, finding.status)
-        elif action == "triage" and ledger.findings:
-            task_id, status = dice.choice(list(ledger.findings)), dice.choice(STATUSES)
-            ledger.findings[task_id].status = status
+        elif action == "triage" and model.findings:
+            task_id, status = rng.choice(list(model.findings)), rng.choice(STATUSES)
+            model.findings[task_id].status = status
             assert client.triage(task_id, status)["status"] == status
         elif action == "finish":
-            run = running.pop(dice.randrange(len(running)))
-            missing = ledger.missing(run).values() if (resolve := dice.random() < 0.7) else ()
-            gone = [each for each in missing if each.branch == ledger.branches[run]]
-            assert client.finish(run, resolveMissing=resolve)["submitted"]["resolved"] == len(gone)
-            for each in gone:
+            run = running.pop(rng.randrange(len(running)))
+            missing = model.missing(run).values() if (resolve := rng.random() < 0.7) else ()
+            resolved = [each for each in missing if each.branch == model.branches[run]]
+            assert client.finish(run, resolveMissing=resolve)["submitted"]["resolved"] == len(resolved)
+            for each in resolved:
                 each.status = "resolved"
-        assert_is_as_in(ledger, client, dice.choice(list(ledger.branches)), dice)
+        assert_matches_model(model, client, rng.choice(list(model.branches)), rng)
 
 
-# ---------------------------------------------------------------------------
-# Extensions
-# ---------------------------------------------------------------------------
+# --- Extensions ------------------------------------------------------------
 
 
-def judge(client: Client, schema: Any, extensions: Any = ...) -> Any:
-    """Register a schema under a name of its own and submit one task with extensions."""
+def submit_extensions(client: Client, schema: Any, extensions: Any = ...) -> Any:
+    """Register a project type with a schema and submit one task with extensions to it."""
     name = f"type-{time.monotonic_ns()}"
     client.register(name, schema)
     return client.post(f"{API}/runs/{client.start(name)}/tasks", json=task(extensions=extensions))
@@ -2371,28 +2350,28 @@ def judge(client: Client, schema: Any, extensions: Any = ...) -> Any:
 @pytest.mark.parametrize(
     ("schema", "extensions"),
     cases(
-        kept=(WCAG_SCHEMA, {"wcag": "1.1.1", "pages": [1, 2.0]}),
+        matching=(WCAG_SCHEMA, {"wcag": "1.1.1", "pages": [1, 2.0]}),
         no_schema=(None, {"anything": [None, {"goes": True}]}),
         empty_schema=({}, {"anything": [None, {"goes": True}]}),
         nothing_required=(WCAG_SCHEMA | {"required": []}, {}),
         format_is_an_annotation=(in_a({"format": "email"}), {"a": "no address"}),
     ),
 )
-def test_extensions_that_keep_the_schema_are_taken(client: Client, schema: Any, extensions: Any) -> None:
-    response = judge(client, schema, extensions or ...)
+def test_valid_extensions_are_accepted(client: Client, schema: Any, extensions: Any) -> None:
+    response = submit_extensions(client, schema, extensions or ...)
     assert response.status_code == 201
     assert client.read(f"tasks/{response.json['tasks'][0]['id']}")["extensions"] == extensions
 
 
 NEWEST, DRAFT_2019 = (f"https://json-schema.org/draft/{each}/schema" for each in ("2020-12", "2019-09"))
 DRAFT_7, DRAFT_6, DRAFT_4, DRAFT_3 = (f"http://json-schema.org/draft-0{each}/schema#" for each in (7, 6, 4, 3))
-TEXTS = {"items": [{"type": "string"}]}
-JUDGED = cases(
+STRING_ITEMS = {"items": [{"type": "string"}]}
+VALIDATION_CASES = cases(
     by_default=(in_a({"prefixItems": [{"type": "string"}]}), ["x"], [1]),
     draft_2020_12=({"$schema": NEWEST} | in_a({"prefixItems": [{"type": "string"}]}), ["x"], [1]),
-    draft_2019_09=({"$schema": DRAFT_2019} | in_a(TEXTS), ["x"], [1]),
+    draft_2019_09=({"$schema": DRAFT_2019} | in_a(STRING_ITEMS), ["x"], [1]),
     draft_7=({"$schema": DRAFT_7} | in_a({"if": {"type": "string"}, "then": {"minLength": 2}}), "xy", "x"),
-    draft_7_without_fragment=({"$schema": DRAFT_7.rstrip("#")} | in_a(TEXTS), ["x"], [1]),
+    draft_7_without_fragment=({"$schema": DRAFT_7.rstrip("#")} | in_a(STRING_ITEMS), ["x"], [1]),
     draft_6=({"$schema": DRAFT_6} | in_a({"const": 1}), 1, 2),
     draft_4=({"$schema": DRAFT_4} | in_a({"minimum": 1, "exclusiveMinimum": True}), 2, 1),
     draft_3=({"$schema": DRAFT_3} | in_a({"divisibleBy": 3}), 9, 10),
@@ -2403,10 +2382,10 @@ JUDGED = cases(
     dynamic=({"$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}} | in_a({"$dynamicRef": "#n"}), 1, "x"),
     escaped=({"$defs": {"a/b~c d": {"type": "integer"}}} | in_a({"$ref": "#/$defs/a~1b~0c%20d"}), 1, "x"),
     recursive=({"type": ["object", "integer"]} | in_a({"$ref": "#"}), {"a": 1}, {"a": "x"}),
-    null_inside=(in_a({"anyOf": [in_a({"type": "null"}), {"type": "null"}]}), {"a": None}, {"a": 5}),
+    null_in_a_property=(in_a({"anyOf": [in_a({"type": "null"}), {"type": "null"}]}), {"a": None}, {"a": 5}),
     null_twice=(in_a({"anyOf": [{"type": "null"}, {"type": "null"}]}), None, 5),
     null_or_a_number=(in_a({"anyOf": [{"type": "integer"}, {"type": "null"}]}), 5, "x"),
-    null_or_a_text=(in_a({"anyOf": [{"type": "null"}, {"minLength": 2}]}), None, "x"),
+    null_or_a_string=(in_a({"anyOf": [{"type": "null"}, {"minLength": 2}]}), None, "x"),
     null_of_three=(in_a({"anyOf": [{"type": "integer"}, {"type": "boolean"}, {"type": "null"}]}), None, "x"),
     unicode_property=(in_a({"pattern": r"^\p{Lu}\p{Ll}+$"}), "Élan", "élan"),
     script=(in_a({"pattern": r"^\p{Script=Greek}+$"}), "αβγ", "abc"),
@@ -2414,7 +2393,7 @@ JUDGED = cases(
     look_around=(in_a({"pattern": r"^(?!.*--)[a-z-]+$"}), "a-b", "a--b"),
     look_behind=(in_a({"pattern": "(?<=a)(b)(?!c)"}), "ab", "abc"),
     named_groups=(in_a({"pattern": "^(?P<n>a)(?<m>b)$"}), "ab", "aa"),
-    brackets_in_a_set=(in_a({"pattern": r"^[(](a)[]()]$"}), "(a]", "aa]"),
+    brackets_in_a_class=(in_a({"pattern": r"^[(](a)[]()]$"}), "(a]", "aa]"),
     escaped_brackets=(in_a({"pattern": r"^\((a)\)$"}), "(a)", "a"),
     group=(in_a({"pattern": r"^([ab])\1$"}), "aa", "ab"),
     group_by_name=(in_a({"pattern": "^(?P<n>[ab])(?P=n)$"}), "bb", "ab"),
@@ -2422,13 +2401,13 @@ JUDGED = cases(
 )
 
 
-@pytest.mark.parametrize(("schema", "good", "bad"), JUDGED)
-def test_drafts_references_choices_and_patterns_are_judged_as_they_are_meant(
-    client: Client, schema: Any, good: Any, bad: Any
+@pytest.mark.parametrize(("schema", "valid", "invalid"), VALIDATION_CASES)
+def test_drafts_references_choices_and_patterns_are_validated(
+    client: Client, schema: Any, valid: Any, invalid: Any
 ) -> None:
-    assert judge(client, schema, {"a": good}).status_code == 201
-    told = problems_of(judge(client, schema, {"a": bad}))
-    assert all(pointer.startswith("/extensions/a") and "cannot be judged" not in told[pointer] for pointer in told)
+    assert submit_extensions(client, schema, {"a": valid}).status_code == 201
+    errors = problems_of(submit_extensions(client, schema, {"a": invalid}))
+    assert all(pointer.startswith("/extensions/a") and "cannot be used" not in errors[pointer] for pointer in errors)
 
 
 SCHEMA_FAULTS = cases(
@@ -2441,17 +2420,17 @@ SCHEMA_FAULTS = cases(
     in_definitions=({"$defs": {"a/b": {"type": 1}}}, "/$defs/a~1b/type"),
     pattern=(in_a({"pattern": "("}), "/properties/a/pattern"),
     pattern_in_definitions=({"$defs": {"x": {"pattern": "[z-a]"}}}, "/$defs/x/pattern"),
-    pattern_of_names=({"patternProperties": {"(": {}}}, "/patternProperties/("),
-    pattern_behind_a_reference=({"custom": {"x": {"pattern": "*"}}, "$ref": "#/custom/x"}, "/$ref/pattern"),
+    pattern_of_property_names=({"patternProperties": {"(": {}}}, "/patternProperties/("),
+    pattern_in_referenced_schema=({"custom": {"x": {"pattern": "*"}}, "$ref": "#/custom/x"}, "/$ref/pattern"),
     draft=({"$schema": "https://example.com/schema"}, "/$schema"),
     draft_number=({"$schema": 7}, "/$schema"),
-    draft_below=(in_a({"$schema": DRAFT_7}), "/properties/a/$schema"),
+    nested_draft=(in_a({"$schema": DRAFT_7}), "/properties/a/$schema"),
     id=({"$id": 1}, "/$id"),
-    id_of_old=({"$schema": DRAFT_4, "id": 1}, "/id"),
-    id_below=(in_a({"$id": 1}), "/properties/a/$id"),
-    id_behind_a_reference=({"$ref": "#/custom", "custom": in_a({"$id": 1})}, "/$ref/properties/a"),
-    id_that_is_no_url=({"$id": "http://a.example/"} | in_a({"$id": "http://["}), "/properties/a"),
-    reference_lost=(in_a({"$ref": "#/$defs/nope"}), "/properties/a/$ref"),
+    draft_4_id=({"$schema": DRAFT_4, "id": 1}, "/id"),
+    nested_id=(in_a({"$id": 1}), "/properties/a/$id"),
+    id_in_referenced_schema=({"$ref": "#/custom", "custom": in_a({"$id": 1})}, "/$ref/properties/a"),
+    id_not_a_url=({"$id": "http://a.example/"} | in_a({"$id": "http://["}), "/properties/a"),
+    missing_reference=(in_a({"$ref": "#/$defs/nope"}), "/properties/a/$ref"),
     reference_anchor=(in_a({"$ref": "#nope"}), "/properties/a/$ref"),
     reference_under_an_id=({"$id": "http://127.0.0.1:9/", "not": {"$ref": "x.json"}}, "/not/$ref"),
     reference_in_then=({"if": {}, "then": {"items": {"$ref": "x.json"}}}, "/then/items/$ref"),
@@ -2461,7 +2440,7 @@ SCHEMA_FAULTS = cases(
 
 
 @pytest.mark.parametrize(("schema", "pointer"), SCHEMA_FAULTS)
-def test_a_faulty_schema_is_refused_where_it_is_wrong(client: Client, schema: Any, pointer: str) -> None:
+def test_invalid_schema_is_rejected_with_a_pointer_to_the_fault(client: Client, schema: Any, pointer: str) -> None:
     client.register("web")
     for method, path, body in (("POST", "project-types", {"name": "a"}), ("PUT", "project-types/web", {})):
         response = client.open(f"{API}/{path}", method=method, json=body | {"extensionSchema": schema})
@@ -2470,25 +2449,25 @@ def test_a_faulty_schema_is_refused_where_it_is_wrong(client: Client, schema: An
 
 
 @pytest.mark.parametrize("choice", ["anyOf", "oneOf"])
-def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
+def test_failed_choices_do_not_keep_their_errors_in_memory(choice: str) -> None:
     schema = json.dumps(in_a({choice: [{"maxLength": number} for number in range(300)]}))
     text = json.dumps({"a": "x" * 200_000})
     (problem,), peak = peak_of(lambda: findings_service.check_extensions(schema, [(text, "")], 20.0))
     assert "not valid under any" in problem.detail
-    assert peak < 5_000_000  # one message has 200 kB
+    assert peak < 5_000_000  # each message contains 200 kB
 
 
 def doubling(levels: int, **more: Any) -> dict[str, Any]:
-    """Return a schema whose references double at each level."""
+    """Return a schema in which each of `levels` definitions refers to the next one twice."""
     definitions: dict[str, Any] = {
         f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2, **more} for n in range(levels)
     }
     return {"$defs": definitions | {f"d{levels}": {"type": "object"}}, "$ref": "#/$defs/d0"}
 
 
-TIMED_OUT = cases(
+SLOW_CHECKS = cases(
     pattern=(in_a({"pattern": "^(a|a)*$"}), BACKTRACKING),
-    pattern_of_names=({"patternProperties": {"^(a|aa)+$": {}}}, {"a" * 60 + "!": 1}),
+    pattern_of_property_names=({"patternProperties": {"^(a|aa)+$": {}}}, {"a" * 60 + "!": 1}),
     doubling=(doubling(30), {}),
     doubling_with_nested_draft=(doubling(30, **{"$schema": NEWEST}), {}),
     negation=({"not": {"$ref": "#/$defs/d0"}, "$defs": doubling(30)["$defs"]}, {}),
@@ -2496,82 +2475,82 @@ TIMED_OUT = cases(
 )
 
 
-@pytest.mark.parametrize(("schema", "extensions"), TIMED_OUT)
-def test_a_check_that_takes_too_long_is_given_up(
+@pytest.mark.parametrize(("schema", "extensions"), SLOW_CHECKS)
+def test_slow_extension_check_times_out(
     client: Client, monkeypatch: pytest.MonkeyPatch, schema: Any, extensions: Any
 ) -> None:
     monkeypatch.setattr("findings_service.TASK_SHARE", 0.1 / 60)
-    response = judge(client, schema, extensions)
+    response = submit_extensions(client, schema, extensions)
     assert_problem(response, 422, "extension_check_timeout", "/extensions")
     assert client.read("tasks")["total"] == 0
 
 
-AGAIN = {"$ref": "#"}
+SELF_REFERENCE = {"$ref": "#"}
 ENDLESS_SCHEMAS = cases(
-    negation={"not": AGAIN},
-    condition={"if": AGAIN, "then": False},
-    all_of={"allOf": [AGAIN]},
-    any_of={"anyOf": [AGAIN, AGAIN]},
-    nullable={"anyOf": [AGAIN, {"type": "null"}]},
-    one_of={"oneOf": [AGAIN]},
-    one_of_twelve={"allOf": [reduce(lambda schema, _: {"oneOf": [schema]}, range(12), AGAIN)]},
+    negation={"not": SELF_REFERENCE},
+    condition={"if": SELF_REFERENCE, "then": False},
+    all_of={"allOf": [SELF_REFERENCE]},
+    any_of={"anyOf": [SELF_REFERENCE, SELF_REFERENCE]},
+    nullable={"anyOf": [SELF_REFERENCE, {"type": "null"}]},
+    one_of={"oneOf": [SELF_REFERENCE]},
+    one_of_twelve={"allOf": [reduce(lambda schema, _: {"oneOf": [schema]}, range(12), SELF_REFERENCE)]},
     dynamic={"$dynamicAnchor": "x", "$dynamicRef": "#x"},
     recursive={"$schema": DRAFT_2019, "$recursiveAnchor": True, "$recursiveRef": "#"},
-    dependent={"dependentSchemas": {"a": AGAIN}},
+    dependent={"dependentSchemas": {"a": SELF_REFERENCE}},
     names={"propertyNames": {"not": {"$ref": "#/propertyNames"}}},
     mutual={"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-    unevaluated={"unevaluatedProperties": False, "if": AGAIN},
+    unevaluated={"unevaluatedProperties": False, "if": SELF_REFERENCE},
     unevaluated_items=in_a({"unevaluatedItems": False, "contains": True, "oneOf": [{"$ref": "#/properties/a"}]}),
     bases={"$id": "http://a.example/x", "$defs": {"b": {"$id": "y", "$ref": "x"}}, "$ref": "y"},
-    extends={"$schema": DRAFT_3, "extends": AGAIN},
-    disallow={"$schema": DRAFT_3, "disallow": [AGAIN]},
-    type={"$schema": DRAFT_3, "type": [AGAIN]},
+    extends={"$schema": DRAFT_3, "extends": SELF_REFERENCE},
+    disallow={"$schema": DRAFT_3, "disallow": [SELF_REFERENCE]},
+    type={"$schema": DRAFT_3, "type": [SELF_REFERENCE]},
 )
 
 
 def at_depth(frames: int, function: Callable[[], Any]) -> Any:
-    """Call a function with so many more frames on the stack."""
+    """Call a function with `frames` more frames on the stack."""
     return at_depth(frames - 1, function) if frames else function()
 
 
 @pytest.mark.parametrize("schema", ENDLESS_SCHEMAS)
-def test_a_schema_without_an_end_is_told_of_long_before_the_interpreter_ends_it(schema: Any, capfd: Any) -> None:
-    told = "the project type's schema is nested too deeply, or refers to itself without an end"
+def test_endless_schema_is_reported_at_any_stack_depth(schema: Any, capfd: Any) -> None:
+    message = "the project type's schema is nested too deeply, or refers to itself endlessly"
     text = json.dumps(schema)
     for extensions in ({"a": [1]}, {"a": [], **clients.nested(98)}):
-        task = [(json.dumps(extensions), "/extensions")]
+        tasks = [(json.dumps(extensions), "/extensions")]
         for frames in (0, 100, 400, 700, 800):
-            (problem,) = at_depth(frames, partial(findings_service.check_extensions, text, task, 10.0))
-            assert (problem.detail, problem.pointer) == (told, "/extensions")
-    assert capfd.readouterr().err == ""  # where a panic would be
+            (problem,) = at_depth(frames, partial(findings_service.check_extensions, text, tasks, 10.0))
+            assert (problem.detail, problem.pointer) == (message, "/extensions")
+    assert capfd.readouterr().err == ""  # a panic would be printed here
 
 
-def test_a_value_of_nearly_a_hundred_levels_is_judged_to_its_end(client: Client) -> None:
-    schema = in_a({"anyOf": [AGAIN, {"type": "string"}]}) | {"additionalProperties": False}
-    assert judge(client, schema, clients.nested(95)).status_code == 201
+def test_deeply_nested_value_is_validated_at_every_level(client: Client) -> None:
+    schema = in_a({"anyOf": [SELF_REFERENCE, {"type": "string"}]}) | {"additionalProperties": False}
+    assert submit_extensions(client, schema, clients.nested(95)).status_code == 201
     pointer = "/extensions" + "/a" * 60 + "/b"
-    schema = in_a({"anyOf": [AGAIN, {"type": "null"}]}) | {"additionalProperties": False}
+    schema = in_a({"anyOf": [SELF_REFERENCE, {"type": "null"}]}) | {"additionalProperties": False}
     deep = reduce(lambda inner, _: {"a": inner}, range(60), {"b": 1})
-    assert_problem(judge(client, schema, deep), 422, "validation_failed", pointer)
+    assert_problem(submit_extensions(client, schema, deep), 422, "validation_failed", pointer)
 
 
 @pytest.mark.parametrize("error", [Panic, MemoryError, ZeroDivisionError])
-def test_whatever_is_raised_in_judging_is_the_requests_own(
+def test_exception_during_validation_is_reported_in_the_response(
     client: Client, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.register("web", in_a({"not": {"pattern": "b"}}))
     run = client.start()
     monkeypatch.setattr(findings_service, "matches", lambda *_: (_ for _ in ()).throw(error("panicked")))
-    told = problems_of(client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"a": "x"})))
-    assert told == {"/extensions": "the project type's schema cannot be judged by: panicked"}
+    errors = problems_of(client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"a": "x"})))
+    assert errors == {"/extensions": "the project type's schema cannot be used for validation: panicked"}
     monkeypatch.setattr(findings_service, "draft_of", lambda *_: (_ for _ in ()).throw(error("panicked")))
-    told = problems_of(client.post(f"{API}/project-types", json={"name": "b", "extensionSchema": {}}))
-    assert told == {"/extensionSchema": "the schema cannot be judged by: panicked"}
+    errors = problems_of(client.post(f"{API}/project-types", json={"name": "b", "extensionSchema": {}}))
+    assert errors == {"/extensionSchema": "the schema cannot be used for validation: panicked"}
 
 
-NAMED = cases(
+POINTER_CASES = cases(
     false=(in_a(False), {"a": "x" * 300}, [""]),
-    left_out=(WCAG_SCHEMA, ..., ["/wcag"]),
+    omitted=(WCAG_SCHEMA, ..., ["/wcag"]),
     null=(WCAG_SCHEMA, None, ["/wcag"]),
     escaped=(WCAG_SCHEMA, {"wcag": "1.1.1", "a/b~": 1}, ["/a~1b~0"]),
     required=({"required": ["a'b"]}, {}, ["/a'b"]),
@@ -2580,14 +2559,14 @@ NAMED = cases(
     dependencies=({"$schema": DRAFT_7, "dependencies": {"a": ["b"]}}, {"a": 1}, ["/b"]),
     dependency_of_draft_3=({"$schema": DRAFT_3, "dependencies": {"a": "b"}}, {"a": 1}, ["/b"]),
     required_of_draft_3=({"$schema": DRAFT_3, **in_a({"required": True})}, {}, ["/a"]),
-    unwanted=({"additionalProperties": False}, {"'\"": 1, "b, c": 2}, ["/'\"", "/b, c"]),
-    unwanted_beside_patterns=(
+    additional_property=({"additionalProperties": False}, {"'\"": 1, "b, c": 2}, ["/'\"", "/b, c"]),
+    additional_beside_patterns=(
         {"additionalProperties": False, "patternProperties": {"^a": {}}},
         {"a1": 1, "b": 1, "c": 1},
         ["/b", "/c"],
     ),
     unevaluated=({"anyOf": [in_a({})], "unevaluatedProperties": False}, {"a": 1, "b'": 1}, ["/b'"]),
-    unevaluated_by_a_rule=({"unevaluatedProperties": {"type": "string"}}, {"a": 1, "b": "x"}, ["/a"]),
+    unevaluated_of_wrong_type=({"unevaluatedProperties": {"type": "string"}}, {"a": 1, "b": "x"}, ["/a"]),
     unevaluated_items=(
         in_a({"prefixItems": [{}], "unevaluatedItems": {"type": "string"}}),
         {"a": [1, "x", 2]},
@@ -2596,20 +2575,20 @@ NAMED = cases(
 )
 
 
-@pytest.mark.parametrize(("schema", "extensions", "pointers"), NAMED)
-def test_a_fault_is_told_at_the_members_that_it_is_about(
+@pytest.mark.parametrize(("schema", "extensions", "pointers"), POINTER_CASES)
+def test_error_pointers_name_the_invalid_members(
     client: Client, schema: Any, extensions: Any, pointers: list[str]
 ) -> None:
-    problem = assert_problem(judge(client, schema, extensions), 422, "validation_failed")
+    problem = assert_problem(submit_extensions(client, schema, extensions), 422, "validation_failed")
     assert [error["pointer"] for error in problem["errors"]] == [f"/extensions{pointer}" for pointer in pointers]
 
 
-TOO_MUCH = (
+COSTLY_PATTERNS = (
     *("(?R)?a", "(a)(?1)", "(?P<a>b)(?&a)", "((a{1000}){1000}){1000}", "(?x)( a{1000} # (\n ){1000}"),
     *("(?:a{500}){500}", "(a{400}(b{300}){300}){2}", "a" * 2001),
 )
 HOSTILE_SCHEMAS = cases(
-    **{ascii(each)[:30]: (in_a({"pattern": each}), "/properties/a/pattern") for each in TOO_MUCH},
+    **{ascii(each)[:30]: (in_a({"pattern": each}), "/properties/a/pattern") for each in COSTLY_PATTERNS},
     repetitions=({"patternProperties": {f"(a{{1000}}){{{500 + n}}}": {} for n in range(8)}}, None),
     doubling=(doubling(40), None),
     references=(
@@ -2634,8 +2613,8 @@ def test_registering_a_hostile_schema_takes_bounded_time(
         assert_problem(response, 422, "validation_failed", f"/extensionSchema{pointer}")
 
 
-def test_the_time_of_a_request_is_shared_by_its_tasks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes_five_seconds(*_: Any) -> bool:
+def test_tasks_of_a_request_share_its_schema_timeout(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def match_in_five_seconds(*_: Any) -> bool:
         nonlocal now
         now += 5
         findings_service.tick()
@@ -2644,63 +2623,63 @@ def test_the_time_of_a_request_is_shared_by_its_tasks(client: Client, monkeypatc
     client.register("slow", in_a({"not": {"pattern": "b"}}))
     run, now = client.start("slow"), time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(findings_service, "matches", takes_five_seconds)
+    monkeypatch.setattr(findings_service, "matches", match_in_five_seconds)
     response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [task(extensions={"a": "x"})] * 20})
     assert_problem(response, 422, "extension_check_timeout", "/tasks/12/extensions")
 
 
 @pytest.mark.parametrize("error", [ImportError, Panic])
-def test_without_jsonschema_rs_extensions_are_judged_alike(
+def test_extensions_are_validated_alike_without_jsonschema_rs(
     client: Client, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     failing = SimpleNamespace(validator_for=lambda *_, **__: (_ for _ in ()).throw(error("panicked")))
     monkeypatch.setitem(sys.modules, "jsonschema_rs", failing)
-    schema = {**WCAG_SCHEMA, "title": f"judged by jsonschema alone: {error}"}
+    schema = {**WCAG_SCHEMA, "title": f"validated by jsonschema alone: {error}"}
     client.register("web", schema)
     run = client.start()
-    answer = client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"wcag": "one"}))
-    assert problems_of(answer).keys() == {"/extensions/wcag"}
+    response = client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"wcag": "one"}))
+    assert problems_of(response).keys() == {"/extensions/wcag"}
     assert client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"wcag": "1.1.1"})).status_code == 201
 
 
-def test_a_long_pattern_is_not_searched_in_a_long_text(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_pattern_on_long_text_is_reported_as_a_timeout(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = "".join(map(chr, range(0x4E00, 0x4E00 + 1900)))  # one step over 250,000 characters takes 14 s
     client.register("slow", in_a({"pattern": f"[{letters}a]+\\p{{Greek}}"}))
     path = f"{API}/runs/{client.start('slow')}/tasks"
     assert_problem(client.post(path, json=task(extensions={"a": "aa"})), 422, "validation_failed")
-    monkeypatch.setattr("findings_service.kept_pattern", scenarios.raise_panic)
+    monkeypatch.setattr("findings_service.cached_pattern", scenarios.raise_panic)
     long = client.post(path, json=task(extensions={"a": "a" * 250_000}))
     assert_problem(long, 422, "extension_check_timeout", "/extensions")
 
 
-def test_patterns_of_the_api_itself_are_searched_in_the_longest_text(client: Client, run: str) -> None:
+def test_api_patterns_are_applied_to_the_longest_texts(client: Client, run: str) -> None:
     image = f"data:image/png;base64,{'a' * 260_000}"
-    answer = client.post(f"{API}/runs/{run}/tasks", json=task(severity="x", evidence=[{"url": image}]))
-    assert problems_of(answer).keys() == {"/severity"}
+    response = client.post(f"{API}/runs/{run}/tasks", json=task(severity="x", evidence=[{"url": image}]))
+    assert problems_of(response).keys() == {"/severity"}
     for query in ("externalId", "location", "rule"):
         assert client.read("tasks", **{query: "a" * 400_000, "limit": 1})["total"] == 0
 
 
 @pytest.mark.parametrize("query", ["status=" + "open," * 6000 + "x", "&".join(f"rule={n},{n}a" for n in range(3000))])
-def test_over_five_thousand_values_of_filters_are_rejected(client: Client, query: str) -> None:
+def test_too_many_filter_values_are_rejected(client: Client, query: str) -> None:
     name = query.partition("=")[0]
     detail = assert_problem(client.get(f"{API}/tasks?{query}"), 400, "invalid_parameter", name)["detail"]
     assert "1,000 values" in detail
 
 
 @pytest.mark.modules
-def test_of_an_accept_header_two_thousand_characters_are_read(client: Client, run: str) -> None:
+def test_only_first_2000_characters_of_accept_are_read(client: Client, run: str) -> None:
     for padding, content_type in ((10, "text/csv"), (100_000, "application/json")):
         response = client.get(f"{API}/tasks", headers={"Accept": "a/b," * padding + "text/csv"})
         assert (response.status_code, response.mimetype) == (200, content_type)
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program with an interpreter of its own."""
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a new interpreter."""
     return command(*arguments, program=(sys.executable, "-c", code))
 
 
-def test_what_is_kept_of_patterns_keeps_little_of_what_they_searched() -> None:
+def test_cached_patterns_use_little_memory_after_long_searches() -> None:
     code = """
 import findings_service as core
 def memory(): return int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0]) // 1024
@@ -2714,39 +2693,37 @@ for number in range(10):
             pass
 print(memory() - before)
 """
-    noted = [findings_service.compile_pattern(each).groups for each in ("(?P<n>a)(b)", r"([ab])\1", "(a)?(?(1)b|c)")]
-    assert noted == [0, 1, 1]  # groups that a pattern refers to: of others no place is kept
-    assert 0 < int(python(code).stdout) < 180  # of more than 260 that they would keep
+    groups = [findings_service.compile_pattern(each).groups for each in ("(?P<n>a)(b)", r"([ab])\1", "(a)?(?(1)b|c)")]
+    assert groups == [0, 1, 1]  # without references, groups are not captured
+    assert 0 < int(run_python(code).stdout) < 180  # MiB; more than 260 if all groups were captured
 
 
-# ---------------------------------------------------------------------------
-# Project types
-# ---------------------------------------------------------------------------
+# --- Project types ---------------------------------------------------------
 
 
-def test_registering_a_project_type_answers_the_whole_type_and_again_changes_nothing(client: Client) -> None:
+def test_registering_the_same_project_type_again_changes_nothing(client: Client) -> None:
     response = client.post(f"{API}/project-types", json=DEFINITION)
-    made = response.json
-    assert (response.status_code, set(made)) == (201, TYPE_FIELDS | {"extensionSchema"})
-    assert {name: made[name] for name in DEFINITION} == DEFINITION
+    created = response.json
+    assert (response.status_code, set(created)) == (201, TYPE_FIELDS | {"extensionSchema"})
+    assert {name: created[name] for name in DEFINITION} == DEFINITION
     assert response.headers["Location"] == f"{API}/project-types/web-a11y"
     shuffled = json.dumps(dict(reversed(DEFINITION.items())), sort_keys=True, indent=2)
     again = client.send("POST", f"{API}/project-types", shuffled)
-    assert (again.status_code, again.json) == (200, made)
-    assert client.read("project-types/web-a11y") == made
+    assert (again.status_code, again.json) == (200, created)
+    assert client.read("project-types/web-a11y") == created
     client.register("bare")
     bare = {"name": "bare", "label": "bare", "description": "", "extensionSchema": None}
     assert client.post(f"{API}/project-types", json=bare).status_code == 200
 
 
-def test_another_definition_under_a_name_is_a_conflict_for_its_client(app: flask.Flask, client: Client) -> None:
+def test_different_definition_of_a_type_conflicts_within_its_client(app: flask.Flask, client: Client) -> None:
     first = client.post(f"{API}/project-types", json=DEFINITION).json
     for change in ({"label": "x"}, {"description": ""}, {"extensionSchema": {}}):
         assert_problem(client.post(f"{API}/project-types", json=DEFINITION | change), 409, "project_type_exists")
-    stranger = client_of(app, client="other")
-    assert stranger.register("web-a11y", {"required": ["theirs"]})["id"] != first["id"]
+    other_client = client_of(app, client="other")
+    assert other_client.register("web-a11y", {"required": ["other"]})["id"] != first["id"]
     assert client.read("project-types/web-a11y") == first
-    for owner, status in ((client, 201), (stranger, 422)):  # each by its own schema
+    for owner, status in ((client, 201), (other_client, 422)):  # each client has its own schema
         path = f"{API}/runs/{owner.start('web-a11y')}/tasks"
         assert owner.post(path, json=task(extensions={"wcag": "1.1.1"})).status_code == status
 
@@ -2763,7 +2740,7 @@ def test_project_types_are_listed_by_name_without_schemas(client: Client) -> Non
 
 
 @pytest.mark.parametrize("name", ["a", "9", "A.b_c-d", "x" * 100])
-def test_a_project_type_at_the_bounds_is_taken(client: Client, name: str) -> None:
+def test_project_type_at_the_length_limits_is_accepted(client: Client, name: str) -> None:
     body = {"name": name, "label": "é" * 200, "description": "é" * 10_000}
     response = client.post(f"{API}/project-types", json=body)
     assert response.status_code == 201
@@ -2771,8 +2748,8 @@ def test_a_project_type_at_the_bounds_is_taken(client: Client, name: str) -> Non
     assert client.read("runs", projectType=name)["total"] == 0
 
 
-def test_a_client_has_room_for_so_many_project_types(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("findings_service.MOST_PROJECT_TYPES", 2)
+def test_number_of_project_types_per_client_is_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("findings_service.MAX_PROJECT_TYPES", 2)
     for name in ("a", "b", "a"):
         client.register(name)
     problem = assert_problem(client.post(f"{API}/project-types", json={"name": "c"}), 422, "validation_failed", "/name")
@@ -2781,7 +2758,7 @@ def test_a_client_has_room_for_so_many_project_types(client: Client, monkeypatch
     client_of(client.application, client="other").register("c")
 
 
-def test_labels_and_descriptions_of_a_client_have_room_together(
+def test_total_size_of_a_clients_labels_and_descriptions_is_limited(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("findings_service.PROJECT_TYPES_TEXT", 100)
@@ -2798,7 +2775,7 @@ def test_labels_and_descriptions_of_a_client_have_room_together(
     assert client.put(f"{path}/b", json={"description": "x" * 59}).status_code == 200
 
 
-def test_replacing_a_project_type_takes_defaults_for_what_is_left_out(client: Client) -> None:
+def test_put_project_type_resets_omitted_fields_to_defaults(client: Client) -> None:
     first = client.post(f"{API}/project-types", json=DEFINITION).json
     replaced = client.put(f"{API}/project-types/web-a11y", json={"description": "New.", "name": "web-a11y"}).json
     assert replaced == first | {"label": "web-a11y", "description": "New.", "extensionSchema": None}
@@ -2810,7 +2787,7 @@ def test_replacing_a_project_type_takes_defaults_for_what_is_left_out(client: Cl
     assert_problem(client.put(f"{API}/project-types/cli", json={"name": "cli"}), 404, "not_found")
 
 
-def test_a_new_schema_which_may_have_nul_judges_new_tasks_but_not_stored_ones(client: Client, run: str) -> None:
+def test_new_schema_even_with_nul_applies_only_to_new_tasks(client: Client, run: str) -> None:
     task_id, schema = client.add(run, extensions={"wcag": 1}), WCAG_SCHEMA | {"not": {"const": "\0"}}
     assert client.register("nul", schema)["extensionSchema"] == schema
     assert client.put(f"{API}/project-types/web", json={"extensionSchema": schema}).status_code == 200
@@ -2820,12 +2797,10 @@ def test_a_new_schema_which_may_have_nul_judges_new_tasks_but_not_stored_ones(cl
     assert_problem(response, 422, "validation_failed", "/extensions/wcag")
 
 
-# ---------------------------------------------------------------------------
-# Limits and settings
-# ---------------------------------------------------------------------------
+# --- Limits and settings ---------------------------------------------------
 
 
-def test_the_default_limits_are_the_documented_ones() -> None:
+def test_default_limits_are_as_documented() -> None:
     settings = Settings.read()
     assert (settings.max_body, settings.max_batch) == (16 * 1024 * KIB, 1000)
     assert (settings.busy_timeout, settings.run_timeout, settings.schema_timeout) == (10, 24 * 3600, 2)
@@ -2841,15 +2816,15 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize(("name", "text", "value"), SETTINGS)
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any) -> None:
+def test_settings_are_read_from_environment(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any) -> None:
     monkeypatch.setenv(f"FINDINGS_{name.upper()}", text)
     assert getattr(Settings.read(), name) == value
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], *told: str) -> None:
-    """Check that a command failed, and told why in one line."""
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-    assert all(each in done.stderr for each in told), done.stderr
+def assert_one_line(result: subprocess.CompletedProcess[str], *expected: str) -> None:
+    """Check that a command failed with one line on stderr that contains all expected texts."""
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1), result.stderr
+    assert all(each in result.stderr for each in expected), result.stderr
 
 
 BAD_SETTINGS = [
@@ -2865,18 +2840,18 @@ BAD_SETTINGS = [
 
 
 @pytest.mark.parametrize(("variable", "text"), BAD_SETTINGS)
-def test_a_bad_setting_stops_the_start_with_one_line(tmp_path: Path, variable: str, text: str) -> None:
+def test_invalid_setting_stops_the_start_with_one_line(tmp_path: Path, variable: str, text: str) -> None:
     env = {"FINDINGS_DB": str(tmp_path / "x.db"), variable: text}
-    done = command("serve", "--port", "0", **env)
-    assert_one_line(done, variable)
+    result = command("serve", "--port", "0", **env)
+    assert_one_line(result, variable)
 
 
-def test_a_body_or_a_batch_over_the_limit_is_refused(make_app: Callable[..., flask.Flask]) -> None:
+def test_body_or_batch_over_the_limit_is_rejected(make_app: Callable[..., flask.Flask]) -> None:
     client, run = with_a_run(make_app(max_body="1000", max_batch="2"))
     path, body = f"{API}/runs/{run}/tasks", json.dumps(task(description=""))
-    exact = json.dumps(task(description="x" * (1000 - len(body))))
-    assert client.send("POST", path, exact).status_code == 201
-    assert_problem(client.send("POST", path, exact + " "), 413, "body_too_large")
+    largest = json.dumps(task(description="x" * (1000 - len(body))))
+    assert client.send("POST", path, largest).status_code == 201
+    assert_problem(client.send("POST", path, largest + " "), 413, "body_too_large")
     assert client.submit(run, task(), task())["created"] == 2
     assert_problem(client.post(path, json={"tasks": [task()] * 3}), 422, "validation_failed", "/tasks")
     assert client.read("tasks")["total"] == 3
@@ -2894,18 +2869,16 @@ def test_commits_are_durable_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("PUT", f"{API}/runs", 405)])
-def test_what_is_refused_anyway_does_not_wait_for_a_lock(server: Server, method: str, path: str, status: int) -> None:
+def test_rejected_request_does_not_wait_for_a_lock(server: Server, method: str, path: str, status: int) -> None:
     with locked(server.db):
         assert server.request(method, path, "{}").status_code == status
         assert server.request("POST", f"{API}/runs", "{}", key="x").status_code == 401
 
 
-# ---------------------------------------------------------------------------
-# Health and OpenAPI
-# ---------------------------------------------------------------------------
+# --- Health and OpenAPI ----------------------------------------------------
 
 
-def test_health_needs_no_key_and_tells_the_versions(app: flask.Flask) -> None:
+def test_health_needs_no_key_and_returns_the_versions(app: flask.Flask) -> None:
     response = app.test_client().get("/healthz")
     assert (response.status_code, response.json["status"]) == (200, "ok")
     name, version = database_of(app).engine
@@ -2913,20 +2886,18 @@ def test_health_needs_no_key_and_tells_the_versions(app: flask.Flask) -> None:
     assert response.json["version"] == findings_service.__version__
 
 
-def test_health_is_looked_at_once_a_second_and_the_last_answer_counts_in_between(
-    app: flask.Flask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_of_the_health_probe_is_cached(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     probed = list[int]()
     monkeypatch.setattr(type(database_of(app)), "probe", lambda _: probed.append(1))
-    for kept, looks in ((-1, 3), (60, 4)):
+    for seconds, probes in ((-1, 3), (60, 4)):
         with monkeypatch.context() as patched:
-            patched.setattr(findings_service, "HEALTH_KEPT", kept)
+            patched.setattr(findings_service, "HEALTH_KEPT", seconds)
             assert [app.test_client().get("/healthz").status_code for _ in range(3)] == [200] * 3
-        assert len(probed) == looks
+        assert len(probed) == probes
 
 
 @pytest.mark.sqlite
-def test_health_stores_nothing(serve: Callable[..., Server]) -> None:
+def test_health_check_does_not_change_the_database_files(serve: Callable[..., Server]) -> None:
     server = serve(program=servers.program_with(HEALTH_KEPT=0, MAINTENANCE_PAUSE=600))
     server.start_run()
     before = database_files(server.db.parent)
@@ -2935,21 +2906,19 @@ def test_health_stores_nothing(serve: Callable[..., Server]) -> None:
     assert database_files(server.db.parent) == before
 
 
-# ---------------------------------------------------------------------------
-# Embedding
-# ---------------------------------------------------------------------------
+# --- Embedding -------------------------------------------------------------
 
 
-def test_an_embedding_application_keeps_its_pages_and_its_configuration(host: flask.Flask, guest: FlaskClient) -> None:
-    theirs = {"MAX_CONTENT_LENGTH": 123_456_789, "HOST_SETTING": "host"}
-    assert dict(host.config) == {**flask.Flask("host").config, **theirs}
+def test_host_application_keeps_its_pages_and_configuration(host: flask.Flask, guest: FlaskClient) -> None:
+    host_config = {"MAX_CONTENT_LENGTH": 123_456_789, "HOST_SETTING": "host"}
+    assert dict(host.config) == {**flask.Flask("host").config, **host_config}
     host.config["PROPAGATE_EXCEPTIONS"] = False
-    answers = [guest.get("/nothing"), guest.post("/page"), guest.get("/broken")]
-    assert [(each.status_code, each.text) for each in answers] == [(n, f"host's {n}") for n in (404, 405, 500)]
+    responses = [guest.get("/nothing"), guest.post("/page"), guest.get("/broken")]
+    assert [(each.status_code, each.text) for each in responses] == [(n, f"host's {n}") for n in (404, 405, 500)]
     assert guest.get("/page").content_type == "application/vnd.host+json"
 
 
-def test_the_errors_of_an_embedded_service_are_its_own(guest: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_service_returns_its_own_error_responses(guest: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_problem(guest.get("/findings/api/v1/nothing"), 404, "not_found")
     assert_problem(guest.delete("/findings/api/v1/tasks"), 405, "method_not_allowed")
     assert_problem(guest.get("/findings/api/v1/tasks/x"), 404, "not_found")
@@ -2961,20 +2930,22 @@ def test_the_errors_of_an_embedded_service_are_its_own(guest: FlaskClient, monke
     assert_problem(guest.get("/findings/api/v1/project-types"), 500, "internal_error")
 
 
-def test_the_lower_limit_of_a_host_holds_before_the_type_of_a_body(host: flask.Flask, guest: FlaskClient) -> None:
+def test_body_limit_of_the_host_is_checked_before_the_content_type(host: flask.Flask, guest: FlaskClient) -> None:
     host.config["MAX_CONTENT_LENGTH"] = 1000
-    for kind in ("application/json", "text/plain"):
-        body = {"data": b"x" * 1001, "content_type": kind}
+    for content_type in ("application/json", "text/plain"):
+        body = {"data": b"x" * 1001, "content_type": content_type}
         assert_problem(guest.post("/findings/api/v1/runs", **body), 413, "body_too_large")
-    assert_problem(guest.post("/findings/api/v1/runs", data=b"x", content_type=kind), 415, "unsupported_media_type")
+    assert_problem(
+        guest.post("/findings/api/v1/runs", data=b"x", content_type=content_type), 415, "unsupported_media_type"
+    )
 
 
-def fill(client: FlaskClient, prefix: str) -> Any:
-    """Start a run with three tasks, and return the answers to its type and start."""
-    made = client.post(f"{prefix}/project-types", json={"name": "web"})
+def start_run_with_tasks(client: FlaskClient, prefix: str) -> Any:
+    """Start a run with three tasks; return the responses that created its project type and the run."""
+    registered = client.post(f"{prefix}/project-types", json={"name": "web"})
     started = client.post(f"{prefix}/runs", json={"projectType": "web"})
     client.post(f"{prefix}/runs/{started.json['id']}/tasks", json={"tasks": [task()] * 3})
-    return made, started
+    return registered, started
 
 
 LINKS = cases(
@@ -2983,29 +2954,29 @@ LINKS = cases(
     mounted=("", "", "/tools", "/tools"),
     both=("", "/inner", "/tools", "/tools/inner"),
     base_url=("https://tools.example/x", "", "", "/x"),
-    base_url_with_a_slash=("http://tools.example:8080/x/", "", "", "/x"),
-    base_url_of_a_blueprint=("https://tools.example", "/inner", "/tools", ""),
-    blueprint_not_ascii=("", "/测试 a", "", "/%E6%B5%8B%E8%AF%95%20a"),
-    mounted_not_ascii=("", "", '/é 5%"', "/%C3%A9%205%25%22"),
-    base_url_not_ascii=("https://bücher.example/ü%20测", "", "", "/%C3%BC%20%E6%B5%8B"),
+    base_url_with_slash=("http://tools.example:8080/x/", "", "", "/x"),
+    base_url_with_blueprint=("https://tools.example", "/inner", "/tools", ""),
+    blueprint_with_non_ascii_path=("", "/测试 a", "", "/%E6%B5%8B%E8%AF%95%20a"),
+    mounted_at_non_ascii_path=("", "", '/é 5%"', "/%C3%A9%205%25%22"),
+    non_ascii_base_url=("https://bücher.example/ü%20测", "", "", "/%C3%BC%20%E6%B5%8B"),
 )
 
 
 @pytest.mark.modules
 @pytest.mark.parametrize(("base_url", "prefix", "mount", "start"), LINKS)
-def test_links_begin_with_the_base_url_or_where_the_service_is_mounted(
+def test_links_begin_with_the_base_url_or_the_mount_path(
     tmp_path: Path, base_url: str, prefix: str, mount: str, start: str
 ) -> None:
     app = flask.Flask("host")
     blueprint = create_blueprint(Settings.read(db=db_at(tmp_path / "x.db"), base_url=base_url or None))
     app.register_blueprint(blueprint, url_prefix=prefix or None)
     app.extensions["findings"] = blueprint.service
-    within = app.wsgi_app
-    app.wsgi_app = lambda environ, start: within(environ | {"SCRIPT_NAME": mount.encode().decode("latin-1")}, start)
+    inner_app = app.wsgi_app
+    app.wsgi_app = lambda environ, start: inner_app(environ | {"SCRIPT_NAME": mount.encode().decode("latin-1")}, start)
     guest = app.test_client()
     guest.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {clients.make_key(app)}"
-    made, started = fill(guest, f"{prefix}{API}")
-    assert made.headers["Location"] == f"{start}{API}/project-types/web"
+    registered, started = start_run_with_tasks(guest, f"{prefix}{API}")
+    assert registered.headers["Location"] == f"{start}{API}/project-types/web"
     assert started.headers["Location"] == f"{start}{API}/runs/{started.json['id']}"
     link = guest.get(f"{prefix}{API}/tasks?limit=2").json["next"]
     assert link.startswith(f"{start}{API}/tasks?")
@@ -3017,7 +2988,7 @@ def test_links_begin_with_the_base_url_or_where_the_service_is_mounted(
     blueprint.service.database.close()
 
 
-def test_two_services_in_one_application_do_not_meet(tmp_path: Path) -> None:
+def test_two_services_in_one_application_are_independent(tmp_path: Path) -> None:
     app = flask.Flask("host")
     blueprints = {name: create_blueprint(Settings(db=db_at(tmp_path / f"{name}.db")), name) for name in ("one", "two")}
     for name, blueprint in blueprints.items():
@@ -3027,7 +2998,7 @@ def test_two_services_in_one_application_do_not_meet(tmp_path: Path) -> None:
         app.extensions["findings"] = blueprint.service
         guests[name] = app.test_client()
         guests[name].environ_base["HTTP_AUTHORIZATION"] = f"Bearer {clients.make_key(app)}"
-    fill(guests["one"], "/one/api/v1")
+    start_run_with_tasks(guests["one"], "/one/api/v1")
     assert guests["one"].get("/one/api/v1/tasks").json["total"] == 3
     assert guests["two"].get("/two/api/v1/tasks").json["total"] == 0
     assert_problem(guests["one"].get("/two/api/v1/tasks"), 401, "unauthorized")
@@ -3035,32 +3006,31 @@ def test_two_services_in_one_application_do_not_meet(tmp_path: Path) -> None:
         blueprint.service.database.close()
 
 
-def test_a_misspelled_environment_variable_is_a_warning_that_names_the_nearest(tmp_path: Path) -> None:
-    misspelled = {"FINDINGS_METRIC": "1", "FINDINGS_DB_": "x", "FINDINGS_UNRELATED": "1", "FINDINGS_URL": "http://x"}
-    done = command("keys", "list", "--db", str(tmp_path / "x.db"), **misspelled)
-    assert done.stderr.splitlines()[:-1] == [
-        f"{wrong} is not a setting; did you mean {right}?"
-        for wrong, right in (("FINDINGS_DB_", "FINDINGS_DB"), ("FINDINGS_METRIC", "FINDINGS_METRICS"))
-    ]
+def test_warning_for_a_misspelled_variable_suggests_the_nearest(tmp_path: Path) -> None:
+    variables = ("METRIC", "KYE", "PROXY_KEY", "UNRELATED", "URL", "BUSY_TIMEOUT")
+    env = {f"FINDINGS_{name}": "1" for name in variables}
+    result = command("keys", "list", "--db", str(tmp_path / "x.db"), **env)
+    warning = "FINDINGS_{} is not a setting; did you mean FINDINGS_{}?"
+    assert result.stderr.splitlines()[:-1] == [warning.format("KYE", "KEY"), warning.format("METRIC", "METRICS")]
 
 
-def test_settings_are_given_whole_or_by_name(tmp_path: Path) -> None:
+def test_settings_object_and_keyword_settings_cannot_be_combined(tmp_path: Path) -> None:
     with pytest.raises(findings_service.ConfigurationError, match="not both: max_body"):
         create_app(Settings(db=db_at(tmp_path / "x.db")), max_body="1")
 
 
-def test_an_application_that_nobody_closed_ends_in_silence_with_its_interpreter(tmp_path: Path) -> None:
+def test_unclosed_application_exits_without_error_output(tmp_path: Path) -> None:
     program = (
         "import sys; from findings_service import create_app; app = create_app(db=sys.argv[1]);"
         "assert [app.test_client().get(path).status_code for path in ('/healthz', '/api/v1/tasks')] == [200, 401];"
         "app.extensions['findings'].database.reading().__enter__()"
     )
-    done = python(program, db_at(tmp_path / "x.db"))
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run_python(program, db_at(tmp_path / "x.db"))
+    assert (result.returncode, result.stderr) == (0, "")
     assert not (tmp_path / "x.db-wal").exists()
 
 
-def test_a_key_that_is_not_given_is_no_key(tmp_path: Path) -> None:
+def test_api_key_none_does_not_accept_the_text_none(tmp_path: Path) -> None:
     app = create_app(db=db_at(tmp_path / "x.db"), api_key=None)
     assert app.test_client().get(f"{API}/tasks", headers={"Authorization": "Bearer None"}).status_code == 401
     database_of(app).close()
@@ -3073,9 +3043,9 @@ from findings_service import create_app
 
 def register(name):
     headers = {"Authorization": "Bearer a-key-of-the-environment"}
-    answers = [app.test_client().get("/api/v1/project-types", headers=headers),
+    responses = [app.test_client().get("/api/v1/project-types", headers=headers),
         app.test_client().post("/api/v1/project-types", json={"name": name}, headers=headers)]
-    return [answer.status_code for answer in answers]
+    return [response.status_code for response in responses]
 
 app = create_app(db=sys.argv[1], api_key="a-key-of-the-environment")
 """
@@ -3088,15 +3058,15 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def test_what_a_forked_worker_acknowledged_is_there(tmp_path: Path) -> None:
-    done = python(BEFORE_FORKING + FORKING, db_at(tmp_path / "x.db"))
-    assert done.returncode == 0, done.stderr
+def test_writes_acknowledged_by_a_forked_worker_are_stored(tmp_path: Path) -> None:
+    result = run_python(BEFORE_FORKING + FORKING, db_at(tmp_path / "x.db"))
+    assert result.returncode == 0, result.stderr
     with connect_directly(tmp_path / "x.db") as connection:
         names = connection.execute("SELECT name FROM project_types ORDER BY name").fetchall()
     assert names == [("later",), ("web",)]
 
 
-FORKING_WITH_ALL_OPEN = """
+FORKING_DURING_A_TRANSACTION = """
 def write():
     with database.transaction():
         writing.set()
@@ -3118,48 +3088,46 @@ assert register("parent") == [200, 201]
 
 
 @pytest.mark.sqlite
-def test_a_fork_with_a_database_open_hangs_nobody_and_costs_the_parent_nothing(tmp_path: Path) -> None:
-    done = python(BEFORE_FORKING + FORKING_WITH_ALL_OPEN, db_at(tmp_path / "x.db"))
-    assert (done.returncode, done.stderr) == (0, "")
+def test_fork_with_an_open_database_blocks_no_process(tmp_path: Path) -> None:
+    result = run_python(BEFORE_FORKING + FORKING_DURING_A_TRANSACTION, db_at(tmp_path / "x.db"))
+    assert (result.returncode, result.stderr) == (0, "")
     assert integrity_errors_of(tmp_path / "x.db") == []
 
 
 @pytest.mark.parametrize("reading", ["get_data", "get_json"])
-def test_a_host_may_read_the_body_before_us(host: flask.Flask, guest: FlaskClient, reading: str) -> None:
+def test_host_may_read_the_body_before_the_service(host: flask.Flask, guest: FlaskClient, reading: str) -> None:
     host.before_request(lambda: getattr(flask.request, reading)() and None)
     assert guest.post("/findings/api/v1/project-types", json={"name": "web"}).status_code == 201
 
 
 class HostError(Exception):
-    """What a host application raises."""
+    """Exception raised by a host application."""
 
 
 @pytest.mark.parametrize(
     ("raised", "status"), cases(error=(HostError(), 418), abort=(403, 403), not_found=(404, 404), too_large=(413, 413))
 )
-def test_what_a_host_raises_on_our_routes_goes_to_its_own_handlers(
+def test_errors_raised_by_the_host_go_to_its_error_handlers(
     host: flask.Flask, guest: FlaskClient, raised: Any, status: int
 ) -> None:
-    def refuse() -> None:
+    def fail() -> None:
         if isinstance(raised, Exception):
             raise raised
         flask.abort(raised)
 
-    host.before_request(refuse)
-    for kind in (403, 413, HostError):
-        host.register_error_handler(kind, lambda _: ("host's own", status))
-    answer = guest.get("/findings/api/v1/tasks")
-    assert answer.status_code == status
-    assert answer.text.startswith("host's ")
+    host.before_request(fail)
+    for error in (403, 413, HostError):
+        host.register_error_handler(error, lambda _: ("host's error", status))
+    response = guest.get("/findings/api/v1/tasks")
+    assert response.status_code == status
+    assert response.text.startswith("host's ")
 
 
-# ---------------------------------------------------------------------------
-# Command line and server
-# ---------------------------------------------------------------------------
+# --- Command line and server -----------------------------------------------
 
 
 @pytest.mark.modules
-def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable[..., Server]) -> None:
+def test_first_start_prints_a_key_once_with_an_example_request(serve: Callable[..., Server]) -> None:
     first = serve()
     assert {*clients.KEY.findall(first.startup_output)} == {first.key}
     assert f"http://127.0.0.1:{first.port}/#key={first.key}\n" in first.startup_output
@@ -3173,95 +3141,94 @@ def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable
 
 @pytest.mark.modules
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_start_that_fails_makes_no_key(serve: Callable[..., Server], tmp_path: Path, workers: str) -> None:
-    blind = "from findings_adapters.serving import processes; processes.free_port = lambda host, port: port"
-    program = (sys.executable, "-c", f"{IMPORT_CORE}; {blind}; findings_service.main()")  # another program is faster
+def test_failed_start_creates_no_key(serve: Callable[..., Server], tmp_path: Path, workers: str) -> None:
+    race = "from findings_adapters.serving import processes; processes.free_port = lambda host, port: port"
+    # The port is taken, but the check before the start does not notice it.
+    program = (sys.executable, "-c", f"{IMPORT_CORE}; {race}; findings_service.main()")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         line = ("serve", "--port", str(listener.getsockname()[1]), "--workers", workers)
-        done = command(*line, "--db", str(tmp_path / "served.db"), program=program)
-    assert (done.returncode, clients.KEY.search(done.stderr)) == (1, None)
+        result = command(*line, "--db", str(tmp_path / "served.db"), program=program)
+    assert (result.returncode, clients.KEY.search(result.stderr)) == (1, None)
     assert serve().request("GET", f"{API}/tasks").status_code == 200
 
 
 @pytest.mark.parametrize("absent", ["click", "flask", "jsonschema", "msgspec", "werkzeug"])
-def test_a_package_that_is_not_there_is_one_line_at_the_start(absent: str) -> None:
+def test_missing_package_is_reported_in_one_line(absent: str) -> None:
     program = (
         "import runpy, sys; name, sys.argv = sys.argv[1], sys.argv[2:]; sys.modules[name] = None;"
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    done = python(program, absent, str(HERE / "findings_service.py"), "--help")
-    assert_one_line(done, f"The package {absent} is not installed. ", "pip install .")
-    assert done.stdout == ""
+    result = run_python(program, absent, str(HERE / "findings_service.py"), "--help")
+    assert_one_line(result, f"The package {absent} is not installed. ", "pip install .")
+    assert result.stdout == ""
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not tell what is open")
-def test_nothing_takes_the_number_of_a_closed_standard_stream() -> None:
-    look = "print(*(os.readlink(f'/proc/self/fd/{number}') for number in (0, 2)))"
-    program = f"{IMPORT_CORE}, click, os; look = click.Command('look', callback=lambda: {look})"
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="requires /proc/self/fd")
+def test_closed_standard_streams_are_replaced_by_dev_null() -> None:
+    code = "print(*(os.readlink(f'/proc/self/fd/{number}') for number in (0, 2)))"
+    program = f"{IMPORT_CORE}, click, os; look = click.Command('look', callback=lambda: {code})"
     program += "; findings_service.main.add_command(look); findings_service.main(['look'])"
     line = ["bash", "-c", 'exec "$@" <&- 2>&-', "bash", sys.executable, "-c", program]
-    done = subprocess.run(
+    result = subprocess.run(
         line, cwd=CORE_FOLDER, env=environment(), stdout=subprocess.PIPE, text=True, check=False, timeout=PATIENCE
     )
-    assert done.stdout == "/dev/null /dev/null\n"
+    assert result.stdout == "/dev/null /dev/null\n"
 
 
 @pytest.mark.modules
 @pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
-def test_a_start_makes_no_key_that_nobody_sees(serve: Callable[..., Server], tmp_path: Path, errors: str) -> None:
+def test_start_with_unwritable_stderr_creates_no_key(serve: Callable[..., Server], tmp_path: Path, errors: str) -> None:
     db, port = str(tmp_path / "served.db"), servers.free_port()
     line = ["bash", "-c", f'exec "$@" {errors}', "bash", *servers.PROGRAM, "serve", "--port", str(port), "--db", db]
-    with subprocess.Popen(line, cwd=CORE_FOLDER, env=environment()) as blind:
+    with subprocess.Popen(line, cwd=CORE_FOLDER, env=environment()) as process:
         try:
             with socket.socket() as probe:
                 wait_until(lambda: not probe.connect_ex(("127.0.0.1", port)))
-            time.sleep(0.5)  # in which it says that it answers
+            time.sleep(0.5)  # meanwhile, the process prints its startup message
             assert "first" not in invoke("keys", "list", "--db", db).stdout
         finally:
-            blind.terminate()
-    assert blind.returncode == 0
+            process.terminate()
+    assert process.returncode == 0
     assert clients.KEY.search(serve().startup_output)
 
 
-def test_keys_create_prints_the_key_alone_on_stdout(tmp_path: Path) -> None:
-    done = command("keys", "create", "ci", "--new", "--expires", "90d", FINDINGS_DB=str(tmp_path / "x.db"))
-    assert done.returncode == 0
-    assert re.fullmatch(clients.KEY.pattern + "\n", done.stdout)
-    for told in ("Client 'default' is new", "level agent", db_at(tmp_path / "x.db")):
-        assert told in done.stderr
-    assert not clients.KEY.search(done.stderr)
+def test_keys_create_prints_only_the_key_to_stdout(tmp_path: Path) -> None:
+    result = command("keys", "create", "ci", "--new", "--expires", "90d", FINDINGS_DB=str(tmp_path / "x.db"))
+    assert result.returncode == 0
+    assert re.fullmatch(clients.KEY.pattern + "\n", result.stdout)
+    for expected in ("Client 'default' was created", "level agent", db_at(tmp_path / "x.db")):
+        assert expected in result.stderr
+    assert not clients.KEY.search(result.stderr)
 
 
-UNHEARD = cases(
-    a_list_on_a_full_disk=("keys list >/dev/full", 1),
-    a_list_that_nobody_reads=("keys list >&3", 0),
-    errors_that_nobody_reads=("keys revoke nobody 2>&3", 1),
-    usage=("keys none 2>/dev/full", 2),
-    help=("--help >/dev/full", 1),
-    a_new_key=("keys create lost >/dev/full", 1),
-    a_new_key_on_a_closed_output=("keys create lost >&-", 1),
-    a_backup_without_errors=("backup $FINDINGS_DB.copy 2>&-", 1 if ON_POSTGRES else 0),
+UNWRITABLE_OUTPUTS = cases(
+    list_to_full_disk=("keys list >/dev/full", 1),
+    list_to_broken_pipe=("keys list >&3", 0),
+    errors_to_broken_pipe=("keys revoke unknown 2>&3", 1),
+    usage_to_full_disk=("keys none 2>/dev/full", 2),
+    help_to_full_disk=("--help >/dev/full", 1),
+    new_key_to_full_disk=("keys create lost >/dev/full", 1),
+    new_key_to_closed_stdout=("keys create lost >&-", 1),
+    backup_with_closed_stderr=("backup $FINDINGS_DB.copy 2>&-", 1 if ON_POSTGRES else 0),
 )
 
 
 @pytest.mark.modules
-@pytest.mark.parametrize(("words", "code"), UNHEARD)
-def test_where_nobody_listens_a_command_keeps_its_exit_code(
-    app: flask.Flask, tmp_path: Path, words: str, code: int
-) -> None:
+@pytest.mark.parametrize(("words", "code"), UNWRITABLE_OUTPUTS)
+def test_exit_code_of_a_command_with_unwritable_output(app: flask.Flask, tmp_path: Path, words: str, code: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    env = environment(PYTHONUNBUFFERED="", FINDINGS_DB=db_at(tmp_path / "findings.db"))  # what is left is written last
+    env = environment(PYTHONUNBUFFERED="", FINDINGS_DB=db_at(tmp_path / "findings.db"))  # stdout is flushed at exit
     line = ["bash", "-c", f'exec 3>&{writer}; exec "$@" {words}', "bash", *servers.PROGRAM]
-    done = subprocess.run(
+    result = subprocess.run(
         line, cwd=CORE_FOLDER, capture_output=True, text=True, env=env, pass_fds=[writer], check=False
     )
     os.close(writer)
-    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
     assert "lost" not in invoke("keys", "list", "--db", str(tmp_path / "findings.db")).stdout
 
 
-def test_the_name_of_a_live_key_is_unique_in_its_client(app: flask.Flask, tmp_path: Path) -> None:
+def test_names_of_live_keys_are_unique_per_client(app: flask.Flask, tmp_path: Path) -> None:
     def create(*options: str) -> int:
         return invoke("keys", "create", "ci", *options, "--db", str(tmp_path / "findings.db")).exit_code
 
@@ -3270,7 +3237,7 @@ def test_the_name_of_a_live_key_is_unique_in_its_client(app: flask.Flask, tmp_pa
     assert [create("--expires", "0.01s"), time.sleep(0.02), create()] == [0, None, 0]
 
 
-def test_a_key_is_revoked_by_its_name_or_id(app: flask.Flask, tmp_path: Path) -> None:
+def test_key_is_revoked_by_name_or_id(app: flask.Flask, tmp_path: Path) -> None:
     db = ("--db", str(tmp_path / "findings.db"))
     for client in ("default", "other"):
         invoke("keys", "create", "ci", "--client", client, *db)
@@ -3280,24 +3247,24 @@ def test_a_key_is_revoked_by_its_name_or_id(app: flask.Flask, tmp_path: Path) ->
     key_id = next(line.split()[0] for line in listed if line.endswith("-"))
     assert invoke("keys", "revoke", key_id, "--client", "other", *db).exit_code == 0
     for _ in range(2):
-        clients.make_key(app, "twin")  # as databases of old may have them
-    for name, told in (("ci", "no live key"), (key_id, "no live key"), ("twin", "2 live keys")):
-        done = invoke("keys", "revoke", name, *db)
-        assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-        assert f"{told} {name!r}" in done.stderr
+        clients.make_key(app, "twin")  # old databases may contain duplicates
+    for name, message in (("ci", "no live key"), (key_id, "no live key"), ("twin", "2 live keys")):
+        result = invoke("keys", "revoke", name, *db)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+        assert f"{message} {name!r}" in result.stderr
 
 
-def test_keys_for_users_are_made_and_listed_as_such_without_the_key(app: flask.Flask, tmp_path: Path) -> None:
+def test_keys_for_users_are_listed_as_such_without_the_key(app: flask.Flask, tmp_path: Path) -> None:
     db = ("--db", str(tmp_path / "findings.db"))
-    done = invoke("keys", "create", "proxy", "--level", "full", "--for-users", *db)
-    assert "level full, for users, in" in done.stderr
-    assert clients.client_with(app, done.stdout.strip()).get(f"{API}/runs").status_code == 401
+    result = invoke("keys", "create", "proxy", "--level", "full", "--for-users", *db)
+    assert "level full, for users, in" in result.stderr
+    assert clients.client_with(app, result.stdout.strip()).get(f"{API}/runs").status_code == 401
     invoke("keys", "create", "ci", *db)
     printed = invoke("keys", "list", *db).stdout
     assert not clients.KEY.search(printed)
     titles, *listed = (re.split("  +", line) for line in printed.splitlines())
-    told = [dict(zip(titles, line, strict=True)) for line in listed]
-    assert [(each["NAME"], each["FOR USERS"]) for each in told] == [("proxy", "yes"), ("ci", "-")]
+    rows = [dict(zip(titles, line, strict=True)) for line in listed]
+    assert [(each["NAME"], each["FOR USERS"]) for each in rows] == [("proxy", "yes"), ("ci", "-")]
 
 
 BAD_COMMANDS = [
@@ -3308,10 +3275,12 @@ BAD_COMMANDS = [
 
 
 @pytest.mark.parametrize(("line", "code"), BAD_COMMANDS)
-def test_a_bad_command_says_so_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int) -> None:
+def test_invalid_command_reports_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int
+) -> None:
     monkeypatch.setenv("FINDINGS_DB", db_at(tmp_path / "x.db"))
-    done = invoke(*line.split(" "))
-    assert (done.exit_code, done.stdout, "Error" in done.stderr) == (code, "", True)
+    result = invoke(*line.split(" "))
+    assert (result.exit_code, result.stdout, "Error" in result.stderr) == (code, "", True)
 
 
 @pytest.mark.parametrize(
@@ -3321,39 +3290,39 @@ def test_a_bad_command_says_so_and_fails(tmp_path: Path, monkeypatch: pytest.Mon
         pytest.param("HOST", "no such host", id="host", marks=pytest.mark.modules),
     ],
 )
-def test_a_variable_that_no_option_may_be_is_called_by_its_name(
+def test_error_names_the_variable_with_the_invalid_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, text: str
 ) -> None:
     monkeypatch.setenv(f"FINDINGS_{variable}", text)
-    done = invoke("serve", "--db", str(tmp_path / "x.db"))
-    assert (done.exit_code, f"FINDINGS_{variable}" in done.stderr.splitlines()[-1]) == (2, True)
+    result = invoke("serve", "--db", str(tmp_path / "x.db"))
+    assert (result.exit_code, f"FINDINGS_{variable}" in result.stderr.splitlines()[-1]) == (2, True)
 
 
-def test_help_names_every_variable_and_cuts_nothing_off() -> None:
-    told = " ".join(invoke("serve", "--help").stdout.split())
+def test_help_names_every_variable_and_is_not_truncated() -> None:
+    help_text = " ".join(invoke("serve", "--help").stdout.split())
     for variable, meaning in Settings.descriptions().items():
-        assert variable in told
-        assert meaning in told
-    told += invoke("scan", "--help").stdout
+        assert variable in help_text
+        assert meaning in help_text
+    help_text += invoke("scan", "--help").stdout
     for variable in settings_variables():
-        assert variable in told
+        assert variable in help_text
     for name, each in COMMANDS:
         words = name.split()[1:]
         assert ("--from" if name.endswith(" copy") else "FINDINGS_DB") in invoke(*words, "--help").stdout
-        listed = " ".join(invoke(*words[:-1], "--help").stdout.split())
-        assert " ".join(each.help.split()).partition(".")[0] in listed
+        summaries = " ".join(invoke(*words[:-1], "--help").stdout.split())
+        assert " ".join(each.help.split()).partition(".")[0] in summaries
 
 
 @pytest.mark.sqlite
-def test_the_database_is_its_owners_alone(server: Server) -> None:
+def test_only_the_owner_can_access_the_database_files(server: Server) -> None:
     server.start_run()
     paths = [server.db.with_name(f"served.db{suffix}") for suffix in ("", "-wal", "-shm")]
     assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600] * 3
 
 
 @pytest.mark.modules
-def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    for shared in (False, True):  # as another service has it
+def test_port_in_use_fails_with_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    for shared in (False, True):  # True: the other service uses SO_REUSEPORT
         with socket.create_server(("127.0.0.1", 0), reuse_port=shared) as listener:
             port = str(listener.getsockname()[1])
             assert_one_line(command("serve", "--port", port, "--db", str(tmp_path / "x.db")), port)
@@ -3379,33 +3348,28 @@ findings_service.main(["serve"])
 """
 
 
-def test_on_windows_the_application_works_and_serve_says_where_it_runs(tmp_path: Path) -> None:
-    done = python(NOT_UNIX, db_at(tmp_path / "x.db"))
-    assert_one_line(done, "`serve` runs on Linux and macOS; on Windows")
-    assert done.stdout == ""
+def test_on_windows_the_application_works_and_serve_fails(tmp_path: Path) -> None:
+    result = run_python(NOT_UNIX, db_at(tmp_path / "x.db"))
+    assert_one_line(result, "`serve` requires Linux or macOS; on Windows")
+    assert result.stdout == ""
 
 
-# ---------------------------------------------------------------------------
-# What was acknowledged stays
-# ---------------------------------------------------------------------------
+# --- Durability of acknowledged writes -------------------------------------
 
 
-def submit_until_killed(server: Server, run: str, batches: Iterator[tuple[str, int]], kept: dict[str, bool]) -> None:
-    """Submit batches until the server is gone, and note which of them it answered with 2xx."""
+def submit_until_killed(server: Server, run: str, batches: Iterator[tuple[str, int]], acks: dict[str, bool]) -> None:
+    """Submit batches until the server is killed, and record which of them it acknowledged."""
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
-    with (
-        suppress(OSError, http.client.HTTPException),
-        servers.connection_to(server.port) as connection,
-    ):
+    with suppress(OSError, http.client.HTTPException), servers.connection_to(server.port) as connection:
         for name, size in batches:
-            kept[name] = False
+            acks[name] = False
             tasks = [task(externalId=f"{name}.{size}.{number}") for number in range(size)]
             connection.request("POST", f"{API}/runs/{run}/tasks", json.dumps({"tasks": tasks}), headers)
-            kept[name] = connection.getresponse().read().startswith(b'{"created":')
+            acks[name] = connection.getresponse().read().startswith(b'{"created":')
 
 
-def assert_batches_are_whole(db: Path, kept: dict[str, bool]) -> None:
-    """Check that a database holds each batch that was acknowledged, and no part of any."""
+def assert_batches_are_complete(db: Path, acks: dict[str, bool]) -> None:
+    """Check that a database contains every acknowledged batch, and no partial batch."""
     with connect_directly(db) as connection:
         found: dict[str, list[int]] = {}
         for (external_id,) in connection.execute("SELECT external_id FROM tasks"):
@@ -3413,11 +3377,11 @@ def assert_batches_are_whole(db: Path, kept: dict[str, bool]) -> None:
             found.setdefault(name, []).append(int(size))
     assert integrity_errors_of(db) == []
     assert all(len(sizes) == sizes[0] for sizes in found.values())
-    assert {name for name, acknowledged in kept.items() if acknowledged} <= set(found)
+    assert {name for name, acknowledged in acks.items() if acknowledged} <= set(found)
 
 
-def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve: Callable[..., Server]) -> None:
-    dice, kept = random.Random(7), dict[str, bool]()
+def test_acknowledged_batches_survive_kills_completely(serve: Callable[..., Server]) -> None:
+    rng, acks = random.Random(7), dict[str, bool]()
     server = serve(until=servers.LISTENING, FINDINGS_API_KEY=SECRET)
     server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
     run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
@@ -3425,19 +3389,17 @@ def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve:
         load = [((f"{kill}-{one}-{n}", 1 + n * 7 % 20) for n in range(10_000)) for one in range(4)]
         with ThreadPoolExecutor(4) as pool:
             for batches in load:
-                pool.submit(submit_until_killed, server, run, batches, kept)
-            enough = sum(kept.values()) + dice.randint(0, 25)
-            wait_until(lambda enough=enough: sum([*kept.values()]) >= enough)
-            time.sleep(dice.uniform(0, 0.25))
+                pool.submit(submit_until_killed, server, run, batches, acks)
+            enough = sum(acks.values()) + rng.randint(0, 25)
+            wait_until(lambda enough=enough: sum([*acks.values()]) >= enough)
+            time.sleep(rng.uniform(0, 0.25))
             assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         server = serve(until=servers.LISTENING, FINDINGS_API_KEY=SECRET)
-        assert_batches_are_whole(server.db, kept)
-    assert sum(kept.values()) > 60
+        assert_batches_are_complete(server.db, acks)
+    assert sum(acks.values()) > 60
 
 
-# ---------------------------------------------------------------------------
-# Repeated requests
-# ---------------------------------------------------------------------------
+# --- Repeated requests -----------------------------------------------------
 
 POSTS = cases(
     run=("runs", {"projectType": "web"}),
@@ -3448,13 +3410,12 @@ POSTS = cases(
 )
 
 
-def kept_answers(app: flask.Flask) -> int:
-    """Return how many answers are kept."""
+def count_stored_responses(app: flask.Flask) -> int:
     return clients.rows_of(app, "SELECT COUNT(*) FROM idempotent_answers")[0][0]
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
-def test_a_repeated_post_gets_its_answer_again_and_stores_nothing(
+def test_repeated_post_gets_the_same_response_and_stores_nothing(
     client: Client, run: str, path: str, body: Any
 ) -> None:
     path = path.replace("RUN", run)
@@ -3470,7 +3431,7 @@ def test_a_repeated_post_gets_its_answer_again_and_stores_nothing(
     assert post(client, path, body, "another").status_code in (200, 201)
 
 
-def test_a_refused_request_may_be_mended_under_its_idempotency_key(client: Client, run: str) -> None:
+def test_rejected_request_can_be_corrected_with_the_same_idempotency_key(client: Client, run: str) -> None:
     path = f"runs/{run}/tasks"
     assert_problem(post(client, path, task(severity="hgh")), 422, "validation_failed")
     assert_problem(post(client, "runs", {"projectType": "new"}), 422, "unknown_project_type")
@@ -3480,42 +3441,42 @@ def test_a_refused_request_may_be_mended_under_its_idempotency_key(client: Clien
 
 
 @pytest.mark.parametrize(("length", "status"), [(0, 400), (1, 201), (255, 201), (256, 400), (5000, 400)])
-def test_an_idempotency_key_has_one_to_255_characters(client: Client, run: str, length: int, status: int) -> None:
+def test_idempotency_key_has_1_to_255_characters(client: Client, run: str, length: int, status: int) -> None:
     for _ in range(2):
         assert post(client, "runs", {"projectType": "web"}, "k" * length).status_code == status
     assert count_all(client) == [1 + (status == 201), 0, 1]
 
 
-def test_an_idempotency_key_holds_for_one_api_key_user_and_path(app: flask.Flask, client: Client, run: str) -> None:
+def test_idempotency_key_applies_to_one_api_key_user_and_path(app: flask.Flask, client: Client, run: str) -> None:
     senders, runs = (client, client_of(app), *clients.users_of(app, "anna", "otto")), (run, client.start("web"))
     for _ in range(2):
-        answers = [post(each, f"runs/{run_id}/tasks", task()) for each in senders for run_id in runs]
-        assert [answer.status_code for answer in answers] == [201] * 8
-        assert len({answer.json["tasks"][0]["id"] for answer in answers}) == 8
-        assert kept_answers(app) == client.read("tasks")["total"] == 8
+        responses = [post(each, f"runs/{run_id}/tasks", task()) for each in senders for run_id in runs]
+        assert [response.status_code for response in responses] == [201] * 8
+        assert len({response.json["tasks"][0]["id"] for response in responses}) == 8
+        assert count_stored_responses(app) == client.read("tasks")["total"] == 8
 
 
-def test_an_idempotency_key_holds_for_the_whole_path(tmp_path: Path) -> None:
+def test_idempotency_key_applies_to_the_path_with_its_url_prefix(tmp_path: Path) -> None:
     host, settings = flask.Flask("host"), Settings.read(db=db_at(tmp_path / "one.db"), api_key=SECRET)
-    headers, answers = {"Authorization": f"Bearer {SECRET}", "Idempotency-Key": "k"}, []
+    headers, responses = {"Authorization": f"Bearer {SECRET}", "Idempotency-Key": "k"}, []
     blueprints = [create_blueprint(settings, name) for name in ("one", "two")]
     for blueprint in blueprints:
         host.register_blueprint(blueprint, url_prefix=f"/{blueprint.name}")
     for name, body in (("one", {"name": "web"}), ("two", {"name": "web", "label": "web"})):
-        answers.append(host.test_client().post(f"/{name}{API}/project-types", json=body, headers=headers))
-    assert [answer.status_code for answer in answers] == [201, 200]
+        responses.append(host.test_client().post(f"/{name}{API}/project-types", json=body, headers=headers))
+    assert [response.status_code for response in responses] == [201, 200]
     for blueprint in blueprints:
         blueprint.service.database.close()
 
 
 @pytest.mark.modules
-def test_a_decision_sent_again_under_its_key_is_made_once(client: Client, run: str) -> None:
+def test_repeated_patch_with_an_idempotency_key_is_applied_once(client: Client, run: str) -> None:
     one, two = client.add(run), client.add(run)
-    match = {"If-Match": client.get(f"{API}/tasks/{one}").headers["ETag"]}
-    about_one = {"status": "dismissed", "reason": "false_positive", "comment": "Seen."}
-    about_both = {"ids": [one, two], "comment": "Both."}
-    for path, body, more in ((f"{API}/tasks/{one}", about_one, match), (f"{API}/tasks", about_both, {})):
-        headers = {"Idempotency-Key": "k", **more}
+    if_match = {"If-Match": client.get(f"{API}/tasks/{one}").headers["ETag"]}
+    body_of_one = {"status": "dismissed", "reason": "false_positive", "comment": "Seen."}
+    body_of_both = {"ids": [one, two], "comment": "Both."}
+    for path, body, extra in ((f"{API}/tasks/{one}", body_of_one, if_match), (f"{API}/tasks", body_of_both, {})):
+        headers = {"Idempotency-Key": "k", **extra}
         first, again = (client.patch(path, json=body, headers=headers) for _ in range(2))
         assert first.status_code == 200
         assert (again.status_code, again.data) == (200, first.data)
@@ -3526,42 +3487,41 @@ def test_a_decision_sent_again_under_its_key_is_made_once(client: Client, run: s
     assert comments == ["Seen.", "Both."]
 
 
-def test_what_has_no_idempotency_key_takes_no_notice_of_one(app: flask.Flask, client: Client, run: str) -> None:
+def test_patch_of_a_run_ignores_the_idempotency_key(app: flask.Flask, client: Client, run: str) -> None:
     for status in ("completed", "failed"):
-        answer = client.patch(f"{API}/runs/{run}", json={"status": status}, headers={"Idempotency-Key": "k"})
-    assert_problem(answer, 409, "run_finished")
-    assert kept_answers(app) == 0
+        response = client.patch(f"{API}/runs/{run}", json={"status": status}, headers={"Idempotency-Key": "k"})
+    assert_problem(response, 409, "run_finished")
+    assert count_stored_responses(app) == 0
 
 
-def age_answers(app: flask.Flask, seconds: float) -> None:
-    """Make the kept answers look that old."""
+def age_stored_responses(app: flask.Flask, seconds: float) -> None:
     with database_of(app).transaction() as connection:
         connection.execute("UPDATE idempotent_answers SET created_at = ?", (findings_service.timestamp(ago=seconds),))
 
 
-def test_an_answer_is_kept_for_a_day_and_then_dropped_in_passing(app: flask.Flask, client: Client, run: str) -> None:
+def test_stored_response_expires_after_a_day_and_is_deleted_later(app: flask.Flask, client: Client, run: str) -> None:
     first = post(client, "runs", {"projectType": "web"}).json["id"]
-    age_answers(app, 24 * 3600 - 60)
+    age_stored_responses(app, 24 * 3600 - 60)
     assert post(client, "runs", {"projectType": "web"}).json["id"] == first
-    age_answers(app, 24 * 3600 + 1)
+    age_stored_responses(app, 24 * 3600 + 1)
     assert post(client, "runs", {"projectType": "web", "metadata": {}}).json["id"] != first
     post(client, "project-types", {"name": "new"}, "other")
-    age_answers(app, 24 * 3600 + 1)
+    age_stored_responses(app, 24 * 3600 + 1)
     post(client, "runs", {"projectType": "web"}, "third")
-    assert kept_answers(app) == 1
+    assert count_stored_responses(app) == 1
     for number in range(10):
         post(client, "runs", {"projectType": "web"}, f"more {number}")
-    age_answers(app, 24 * 3600 + 1)
-    for _ in range(2):  # one request drops a few of them
+    age_stored_responses(app, 24 * 3600 + 1)
+    for _ in range(2):  # each request deletes only a few
         post(client, "runs", {"projectType": "web"}, "more 9")
-    assert kept_answers(app) == 7
+    assert count_stored_responses(app) == 7
 
 
-def test_an_answer_of_a_clock_that_was_ahead_is_kept_for_a_day_from_now(
+def test_response_stored_by_a_fast_clock_expires_a_day_from_now(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = post(client, "runs", {"projectType": "web"}).json["id"]
-    age_answers(app, -24 * 3600 * 700)
+    age_stored_responses(app, -24 * 3600 * 700)
     post(client, "project-types", {"name": "new"}, "other")
     set_clock(monkeypatch, hours=23)
     assert post(client, "runs", {"projectType": "web"}).json["id"] == first
@@ -3570,13 +3530,13 @@ def test_an_answer_of_a_clock_that_was_ahead_is_kept_for_a_day_from_now(
 
 
 def sqlite_error(code: int) -> sqlite3.OperationalError:
-    """Return an error of SQLite's."""
+    """Return an SQLite error with an error code."""
     error = sqlite3.OperationalError("it failed")
     error.sqlite_errorcode = code
     return error
 
 
-def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
+def test_response_and_its_data_are_stored_together_or_not_at_all(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> None:
@@ -3585,10 +3545,10 @@ def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
     with monkeypatch.context() as patched:
         patched.setattr(*commit_method(), failing)
         assert_problem(post(client, f"runs/{run}/tasks", task()), 503, "storage_full")
-    assert (count_all(client), kept_answers(app)) == ([1, 0, 1], 0)
-    with engines.refusing_rows(database_of(app).settings.db, "idempotent_answers"):
+    assert (count_all(client), count_stored_responses(app)) == ([1, 0, 1], 0)
+    with engines.rejecting_inserts(database_of(app).settings.db, "idempotent_answers"):
         assert_problem(post(client, f"runs/{run}/tasks", task()), 500, "internal_error")
-        assert (count_all(client), kept_answers(app)) == ([1, 0, 1], 0)
+        assert (count_all(client), count_stored_responses(app)) == ([1, 0, 1], 0)
     assert post(client, f"runs/{run}/tasks", task()).status_code == 201
     assert integrity_errors_of(database_of(app).settings.db) == []
 
@@ -3602,7 +3562,7 @@ def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
         python=(MemoryError(), "storage_full"),
     ),
 )
-def test_a_lack_of_memory_or_locks_is_503(
+def test_lack_of_memory_or_locks_returns_503(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
 ) -> None:
     def failing(*_: Any) -> None:
@@ -3612,7 +3572,7 @@ def test_a_lack_of_memory_or_locks_is_503(
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), 503, code)
 
 
-def test_a_submission_is_answered_again_whatever_became_of_its_run_and_schema(client: Client, run: str) -> None:
+def test_repeated_submission_ignores_changes_of_its_run_and_schema(client: Client, run: str) -> None:
     path = f"runs/{run}/tasks"
     first = post(client, path, task())
     client.finish(run)
@@ -3623,76 +3583,74 @@ def test_a_submission_is_answered_again_whatever_became_of_its_run_and_schema(cl
     assert_problem(post(client, path, task(), "new"), 422, "validation_failed")
 
 
-def test_the_same_request_in_two_threads_creates_once(
+def test_same_request_in_two_threads_creates_one_run(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_object, both = findings_service.read_object, threading.Barrier(2)
+    read_object, barrier = findings_service.read_object, threading.Barrier(2)
 
     def read_together(*arguments: Any) -> Any:
-        both.wait(PATIENCE)  # neither found a stored answer before, and neither has stored one yet
+        barrier.wait(PATIENCE)  # both have looked for a stored response, and neither has stored one
         return read_object(*arguments)
 
     monkeypatch.setattr(findings_service, "read_object", read_together)
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda _: post(client, "runs", {"projectType": "web"}), range(2)))
-    assert [answer.status_code for answer in answers] == [201, 201]
-    assert answers[0].data == answers[1].data
+        responses = list(pool.map(lambda _: post(client, "runs", {"projectType": "web"}), range(2)))
+    assert [response.status_code for response in responses] == [201, 201]
+    assert responses[0].data == responses[1].data
     assert count_all(client) == [2, 0, 1]
 
 
-def test_threads_that_read_the_same_models_first_do_not_learn_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work, most = [], []
-    make = msgspec.json.Decoder
+def test_decoders_are_created_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    active, counts = [], []
+    decoder_class = msgspec.json.Decoder
 
-    def slow(model: Any) -> Any:
-        at_work.append(model)
-        most.append(len(at_work))
+    def create_slowly(model: Any) -> Any:
+        active.append(model)
+        counts.append(len(active))
         time.sleep(0.01)
-        at_work.pop()
-        return make(model)
+        active.pop()
+        return decoder_class(model)
 
-    monkeypatch.setattr(msgspec.json, "Decoder", slow)
-    models = [list[int], dict[str, float], tuple[int, str, int]]  # that nobody has asked for
+    monkeypatch.setattr(msgspec.json, "Decoder", create_slowly)
+    models = [list[int], dict[str, float], tuple[int, str, int]]  # not requested before
     with ThreadPoolExecutor(6) as pool:
-        assert {type(each) for each in pool.map(findings_service.decoder, models * 2)} == {make}
-    assert set(most) == {1}
+        assert {type(each) for each in pool.map(findings_service.decoder, models * 2)} == {decoder_class}
+    assert set(counts) == {1}
 
 
-# ---------------------------------------------------------------------------
-# Storage that fails
-# ---------------------------------------------------------------------------
+# --- Storage failures ------------------------------------------------------
 
 BULKY = {"tasks": [task(description="x" * 5000)] * 10}
 
 
-def assert_full_and_then_mended(server: Server, mend: Callable[[], object]) -> None:
-    """Fill the storage of a server; check what it does then, and that it goes on once the cause is gone."""
+def assert_fails_until_there_is_space(server: Server, free_space: Callable[[], object]) -> None:
+    """Fill the storage; check that writes fail, reads work, and writes work again after `free_space`."""
     path = f"{API}/runs/{server.start_run()}"
-    answers = [server.request("POST", f"{path}/tasks", BULKY)]
-    while answers[-1].status_code == 201 and len(answers) < 100:
-        answers.append(server.request("POST", f"{path}/tasks", BULKY))
-    stored = 10 * (len(answers) - 1)
-    for answer in (answers[-1], server.request("POST", f"{path}/tasks", BULKY)):
-        clients.assert_storage_problem(answer, "storage_full")
+    responses = [server.request("POST", f"{path}/tasks", BULKY)]
+    while responses[-1].status_code == 201 and len(responses) < 100:
+        responses.append(server.request("POST", f"{path}/tasks", BULKY))
+    stored = 10 * (len(responses) - 1)
+    for response in (responses[-1], server.request("POST", f"{path}/tasks", BULKY)):
+        clients.assert_storage_problem(response, "storage_full")
     assert server.request("GET", f"{API}/tasks?view=full").json["total"] == stored > 0
     assert server.request("GET", path).json["submitted"]["created"] == stored
-    mend()
+    free_space()
     assert server.request("POST", f"{path}/tasks", BULKY).status_code == 201
     assert server.request("GET", f"{API}/tasks").json["total"] == stored + 10
     assert integrity_errors_of(server.db) == []
 
 
 @pytest.mark.sqlite
-def test_a_file_that_may_not_grow_is_told_and_forgotten_once_it_may(server: Server) -> None:
+def test_writes_return_503_while_the_file_may_not_grow(server: Server) -> None:
     process = server.process.pid
     before = resource.prlimit(process, resource.RLIMIT_FSIZE)
     resource.prlimit(process, resource.RLIMIT_FSIZE, (400_000, before[1]))
-    assert_full_and_then_mended(server, lambda: resource.prlimit(process, resource.RLIMIT_FSIZE, before))
+    assert_fails_until_there_is_space(server, lambda: resource.prlimit(process, resource.RLIMIT_FSIZE, before))
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with a megabyte."""
+    """A tmpfs of 1 MiB."""
     (tmp_path / "disk").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "disk")]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
@@ -3702,22 +3660,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.sqlite
-def test_a_full_disk_is_told_and_forgotten_once_there_is_room(serve: Callable[..., Server], small_disk: Path) -> None:
+def test_writes_return_503_while_the_disk_is_full(serve: Callable[..., Server], small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(400_000))
     server = serve(FINDINGS_DB=str(small_disk / "full.db"))
-    assert_full_and_then_mended(server, ballast.unlink)
+    assert_fails_until_there_is_space(server, ballast.unlink)
     assert server.stop() == 0
 
 
 @pytest.mark.sqlite
-def test_a_start_on_a_full_disk_is_one_line(small_disk: Path) -> None:
+def test_start_on_a_full_disk_fails_with_one_line(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(bytes(1024 * 1024))
-    done = command("serve", "--port", "0", "--db", str(small_disk / "new.db"))
-    assert_one_line(done, "full")
+    result = command("serve", "--port", "0", "--db", str(small_disk / "new.db"))
+    assert_one_line(result, "full")
 
 
-def test_a_lock_of_another_process_leaves_reads_alone_and_stores_nothing(serve: Callable[..., Server]) -> None:
+def test_lock_of_another_process_blocks_writes_but_not_reads(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_BUSY_TIMEOUT="0.1", program=servers.program_with(HEALTH_KEPT=0))
     run = server.start_run()
     with locked(server.db):
@@ -3727,7 +3685,7 @@ def test_a_lock_of_another_process_leaves_reads_alone_and_stores_nothing(serve: 
             ("project-types", {"name": "b"}),
         ):
             clients.assert_storage_problem(server.request("POST", f"{API}/{path}", body), "busy")
-        if not ON_POSTGRES:  # where no lock keeps everybody from writing
+        if not ON_POSTGRES:  # PostgreSQL has no lock that blocks all writers
             clients.assert_storage_problem(server.request("GET", "/healthz"), "busy")
         assert server.request("GET", f"{API}/runs/{run}").json["summary"]["total"] == 0
         assert server.request("GET", f"{API}/tasks").json["total"] == 0
@@ -3735,7 +3693,7 @@ def test_a_lock_of_another_process_leaves_reads_alone_and_stores_nothing(serve: 
     assert server.request("GET", f"{API}/tasks").json["total"] == 1
 
 
-def test_a_database_that_became_read_only_is_told_and_read(app: flask.Flask, client: Client, run: str) -> None:
+def test_writes_return_503_while_the_database_is_read_only(app: flask.Flask, client: Client, run: str) -> None:
     with read_only(app):
         clients.assert_storage_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), READ_ONLY)
         clients.assert_storage_problem(client.get("/healthz"), READ_ONLY)
@@ -3744,7 +3702,7 @@ def test_a_database_that_became_read_only_is_told_and_read(app: flask.Flask, cli
 
 
 @pytest.mark.sqlite
-def test_an_embedded_service_refuses_a_file_that_was_moved_until_it_is_made_anew(
+def test_embedded_service_rejects_a_moved_database_until_recreated(
     client: Client, run: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.add(run)
@@ -3760,7 +3718,7 @@ def test_an_embedded_service_refuses_a_file_that_was_moved_until_it_is_made_anew
 
 
 @pytest.mark.sqlite
-def test_a_write_under_way_goes_to_the_file_that_was_open(client: Client, run: str, tmp_path: Path) -> None:
+def test_transaction_in_progress_is_stored_in_the_moved_file(client: Client, run: str, tmp_path: Path) -> None:
     database = database_of(client.application)
     with database.transaction() as connection:
         connection.execute("INSERT INTO clients (id, created_at) VALUES ('last', '')")
@@ -3771,7 +3729,7 @@ def test_a_write_under_way_goes_to_the_file_that_was_open(client: Client, run: s
 
 
 @pytest.mark.sqlite
-def test_a_database_is_found_again_wherever_the_process_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_database_path_survives_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     app = create_app(db="here.db")
     (tmp_path / "elsewhere").mkdir()
@@ -3782,24 +3740,22 @@ def test_a_database_is_found_again_wherever_the_process_goes(tmp_path: Path, mon
 
 
 @pytest.mark.sqlite
-def test_what_belongs_to_a_database_stands_beside_the_file_that_a_link_leads_to(
-    tmp_path: Path, new_database: Path
-) -> None:
-    (there := tmp_path / "there").mkdir()
-    shutil.copyfile(new_database, there / "x.db")
-    (tmp_path / "link.db").symlink_to(there / "x.db")
+def test_files_of_a_linked_database_are_beside_the_link_target(tmp_path: Path, new_database: Path) -> None:
+    (target := tmp_path / "target").mkdir()
+    shutil.copyfile(new_database, target / "x.db")
+    (tmp_path / "link.db").symlink_to(target / "x.db")
     app = create_app(db=db_at(tmp_path / "link.db"))
     clients.make_key(app)
-    assert sorted(each.name for each in there.iterdir()) == [
+    assert sorted(each.name for each in target.iterdir()) == [
         f"x.db{end}" for end in ("", "-checkpointer", "-shm", "-wal")
     ]
     assert database_of(app).wal_size() > 0
     database_of(app).close()
-    assert {each.name for each in tmp_path.iterdir()} == {"there", "link.db"}
+    assert {each.name for each in tmp_path.iterdir()} == {"target", "link.db"}
 
 
 @pytest.mark.sqlite
-def test_a_damaged_page_is_told_and_not_called_a_bug(filled: Path, make_app: Callable[..., flask.Flask]) -> None:
+def test_damaged_page_returns_503_and_not_500(filled: Path, make_app: Callable[..., flask.Flask]) -> None:
     app = make_app()
     client = client_of(app)
     connection = clients.writer_of(app)
@@ -3812,26 +3768,26 @@ def test_a_damaged_page_is_told_and_not_called_a_bug(filled: Path, make_app: Cal
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize(("make", "told"), UNUSABLE)
-def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
-    tmp_path: Path, make: Callable[[Path], object], told: str
+@pytest.mark.parametrize(("make", "message"), UNUSABLE)
+def test_unusable_file_is_reported_in_one_line_and_left_unchanged(
+    tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
     make(tmp_path / "bad.db")
     before = files_in(tmp_path)
-    done = command("serve", "--port", "0", "--db", str(tmp_path / "bad.db"))
-    assert_one_line(done, db_at(tmp_path / "bad.db"), told)
+    result = command("serve", "--port", "0", "--db", str(tmp_path / "bad.db"))
+    assert_one_line(result, db_at(tmp_path / "bad.db"), message)
     assert files_in(tmp_path) == before
 
 
-def test_a_start_beside_a_lock_waits_and_then_is_one_line(tmp_path: Path, filled: Path) -> None:
+def test_start_on_a_locked_database_fails_with_one_line(tmp_path: Path, filled: Path) -> None:
     with locked(filled):
-        done = command("serve", "--port", "0", "--db", str(filled), FINDINGS_BUSY_TIMEOUT="0.3")
-    assert_one_line(done, "too long" if ON_POSTGRES else "locked")
+        result = command("serve", "--port", "0", "--db", str(filled), FINDINGS_BUSY_TIMEOUT="0.3")
+    assert_one_line(result, "too long" if ON_POSTGRES else "locked")
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user reaches, unlike pytest's own."""
+    """A folder that other users can open, unlike `tmp_path`."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -3839,8 +3795,8 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
+def run_unprivileged(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without root's rights; root imports everything first, as it alone may be able to read the files."""
     program = (
         f"{IMPORT_CORE}, encodings.idna, importlib.metadata, jsonschema, os\n"
         "findings_service.load_modules(); findings_service.main.list_commands(None)\n"
@@ -3852,131 +3808,127 @@ def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.sqlite
-def test_a_read_only_file_is_one_line_and_left_alone(filled: Path, open_folder: Path) -> None:
+def test_read_only_file_is_reported_in_one_line_and_left_unchanged(filled: Path, open_folder: Path) -> None:
     path = Path(shutil.copy(filled, open_folder / "read-only.db"))
     before = path.read_bytes()
     path.chmod(0o444)
     open_folder.chmod(0o555)
-    assert_one_line(as_nobody("serve", "--port", "0", "--db", str(path)), str(path))
+    assert_one_line(run_unprivileged("serve", "--port", "0", "--db", str(path)), str(path))
     assert path.read_bytes() == before
 
 
 @pytest.mark.sqlite
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
 @pytest.mark.parametrize(
     "line", ["serve --port 0", "keys create x --new", pytest.param("compact", marks=pytest.mark.modules)]
 )
 @pytest.mark.parametrize(
-    ("file_mode", "folder_mode", "right"),
+    ("file_mode", "folder_mode", "message"),
     cases(
         file=(0o400, 0o777, "may not read {0}/x.db"),
         read_only_file=(0o444, 0o777, "may not write {0}/x.db"),
         folder=(0o666, 0o555, "may not write in {0}"),
     ),
 )
-def test_who_may_not_use_which_file_is_told(
-    filled: Path, open_folder: Path, line: str, file_mode: int, folder_mode: int, right: str
+def test_missing_file_permission_is_reported(
+    filled: Path, open_folder: Path, line: str, file_mode: int, folder_mode: int, message: str
 ) -> None:
     path = Path(shutil.copy(filled, open_folder / "x.db"))
     path.chmod(file_mode)
     open_folder.chmod(folder_mode)
-    done = as_nobody(*line.format(open_folder).split(), "--db", str(path))
-    assert_one_line(done, f"this user {right.format(open_folder)}")
+    result = run_unprivileged(*line.format(open_folder).split(), "--db", str(path))
+    assert_one_line(result, f"this user {message.format(open_folder)}")
 
 
 @pytest.mark.modules
 @pytest.mark.sqlite
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
-def test_a_new_database_or_a_backup_where_one_may_not_write_is_told(filled: Path, open_folder: Path) -> None:
-    (open_folder / "mine").mkdir(mode=0o755)
-    done = as_nobody("serve", "--port", "0", "--db", str(open_folder / "mine" / "x.db"))
-    assert_one_line(done, f"this user may not write in {open_folder / 'mine'}")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
+def test_unwritable_folder_for_a_database_or_backup_is_reported(filled: Path, open_folder: Path) -> None:
+    (open_folder / "private").mkdir(mode=0o755)
+    result = run_unprivileged("serve", "--port", "0", "--db", str(open_folder / "private" / "x.db"))
+    assert_one_line(result, f"this user may not write in {open_folder / 'private'}")
     open_folder.chmod(0o777)
     path = Path(shutil.copy(filled, open_folder / "x.db"))
     path.chmod(0o666)
-    done = as_nobody("backup", str(open_folder / "mine" / "copy.db"), "--db", str(path))
-    assert_one_line(done, f"this user may not write in {open_folder / 'mine'}")
+    result = run_unprivileged("backup", str(open_folder / "private" / "copy.db"), "--db", str(path))
+    assert_one_line(result, f"this user may not write in {open_folder / 'private'}")
 
 
-# ---------------------------------------------------------------------------
-# Reads beside writes
-# ---------------------------------------------------------------------------
+# --- Reads during writes ---------------------------------------------------
 
 
-def elsewhere(work: Callable[[], Any]) -> Any:
-    """Return what something returns in another thread."""
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    """Call a function in another thread and return its result."""
     pool = ThreadPoolExecutor(1)
     try:
-        return pool.submit(work).result(PATIENCE)
+        return pool.submit(function).result(PATIENCE)
     finally:
-        pool.shutdown(wait=False)  # it may wait for what the caller holds
+        pool.shutdown(wait=False)  # the thread may wait for a lock that the caller holds
 
 
 @pytest.mark.sqlite
-def test_a_read_waits_for_no_transaction_and_sees_the_last_commit(app: flask.Flask, client: Client, run: str) -> None:
+def test_read_waits_for_no_transaction_and_sees_the_last_commit(app: flask.Flask, client: Client, run: str) -> None:
     task_id = client.add(run, title="before")
-    app.extensions["findings"]._maintained_until = float("inf")  # a read that maintains waits for who writes
+    app.extensions["findings"]._maintained_until = float("inf")  # maintenance would wait for the writer
 
     def title() -> str:
         return client.read(f"tasks/{task_id}")["title"]
 
     with database_of(app).transaction() as connection:
-        connection.execute("UPDATE tasks SET title = 'behind' WHERE client_id = 'default'")
-        assert elsewhere(title) == title() == "before"
-    assert elsewhere(title) == title() == "behind"
+        connection.execute("UPDATE tasks SET title = 'after' WHERE client_id = 'default'")
+        assert in_another_thread(title) == title() == "before"
+    assert in_another_thread(title) == title() == "after"
     database_of(app).close()
     with database_of(app).transaction():
-        assert elsewhere(title) == "behind"  # also the first read, which opens its connection
+        assert in_another_thread(title) == "after"  # also the first read, which opens a connection
 
 
-def test_what_a_database_undid_is_done_again_behind_any_wsgi_server(
+def test_rolled_back_write_is_retried_with_any_wsgi_server(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def undo_first(*given: Any) -> None:
-        commits.append(given)
+    def fail_first_commit(*arguments: Any) -> None:
+        commits.append(arguments)
         if len(commits) == 1:
             raise TryAgain
-        commit(*given)
+        commit(*arguments)
 
     headers, commits = {"Idempotency-Key": "one"}, list[Any]()
-    kind, name = commit_method()
-    commit = getattr(kind, name)
-    monkeypatch.setattr(kind, name, undo_first)
-    answered = client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers)
-    assert answered.status_code == 201
+    database_class, name = commit_method()
+    commit = getattr(database_class, name)
+    monkeypatch.setattr(database_class, name, fail_first_commit)
+    response = client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers)
+    assert response.status_code == 201
     assert len(commits) == 2
     assert [task["title"] for task in client.read("tasks")["tasks"]] == ["Émile"]
-    assert client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers).json == answered.json
+    assert client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers).json == response.json
     assert client.read("tasks")["total"] == 1
 
 
-# ---------------------------------------------------------------------------
-# Hostile schemas
-# ---------------------------------------------------------------------------
+# --- Hostile schemas -------------------------------------------------------
 
 
-def judged(server: Server, key: str, schema: Any, extensions: Any) -> servers.HttpResponse:
-    """Register a schema and submit extensions, and return the last response."""
-    name, ask = f"hostile-{time.monotonic_ns()}", partial(server.request, "POST", key=key)
-    answer = ask(f"{API}/project-types", {"name": name, "extensionSchema": schema})
-    if answer.status_code != 201:
-        return answer
-    run = ask(f"{API}/runs", {"projectType": name}).json["id"]
-    return ask(f"{API}/runs/{run}/tasks", task(extensions=extensions))
+def submit_to_server(server: Server, key: str, schema: Any, extensions: Any) -> servers.HttpResponse:
+    """Register a project type with a schema, submit extensions to it, and return the last response."""
+    name, send = f"hostile-{time.monotonic_ns()}", partial(server.request, "POST", key=key)
+    response = send(f"{API}/project-types", {"name": name, "extensionSchema": schema})
+    if response.status_code != 201:
+        return response
+    run = send(f"{API}/runs", {"projectType": name}).json["id"]
+    return send(f"{API}/runs/{run}/tasks", task(extensions=extensions))
 
 
 REGEX = {"pattern": "^(a|aa)+$"}
-NAMES = {"patternProperties": {"^(a|aa)+$": {}}}
+PATTERN_OF_NAMES = {"patternProperties": {"^(a|aa)+$": {}}}
 LONG_NAME = {"a" * 60 + "!": 1}
-MERSENNE = 2**61 - 1  # whole multiples of it have the same hash
+MERSENNE = 2**61 - 1  # all multiples of it have the same hash
 HOSTILE = cases(
     regex_with_lookbehind=(in_a({"pattern": "(?<=(a|aa)+)(a|aa)+$"}), BACKTRACKING),
-    regex_of_unevaluated_names=(NAMES | {"unevaluatedProperties": False}, LONG_NAME),
+    regex_of_unevaluated_names=(PATTERN_OF_NAMES | {"unevaluatedProperties": False}, LONG_NAME),
     regex_under_the_same_draft=(in_a({"$schema": NEWEST} | REGEX), BACKTRACKING),
-    regex_behind_a_reference=({"$ref": "#/x/y", "x": {"y": {"$schema": NEWEST} | in_a(REGEX)}}, BACKTRACKING),
+    regex_in_referenced_schema=({"$ref": "#/x/y", "x": {"y": {"$schema": NEWEST} | in_a(REGEX)}}, BACKTRACKING),
     unique_lists=(in_a({"uniqueItems": True}), {"a": [[n, {}] for n in [*range(20_000), 0]]}),
     unique_hashes=(in_a({"uniqueItems": True}), {"a": [n * MERSENNE for n in range(10_000)]}),
-    all_of_bomb_with_items=(doubling(30) | in_a({"$ref": "#/$defs/d0", "unevaluatedItems": False}), {"a": [1]}),
+    doubling_with_items=(doubling(30) | in_a({"$ref": "#/$defs/d0", "unevaluatedItems": False}), {"a": [1]}),
     chain_of_references=(
         {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(9_999)}, "$ref": "#/$defs/d0"},
         {},
@@ -4003,23 +3955,23 @@ HOSTILE = cases(
 
 
 @pytest.mark.parametrize(("schema", "extensions"), HOSTILE)
-def test_a_hostile_schema_costs_its_own_client_only(
+def test_hostile_schema_delays_no_other_client(
     hostile_server: Server, hostile_key: str, schema: Any, extensions: Any
 ) -> None:
-    with another_client(hostile_server):
-        answer = judged(hostile_server, hostile_key, schema, extensions)
-    assert answer.status_code == 422, answer.data
+    with concurrent_reads(hostile_server):
+        response = submit_to_server(hostile_server, hostile_key, schema, extensions)
+    assert response.status_code == 422, response.data
 
 
-def test_one_clients_hostile_checks_do_not_time_anothers_out(serve: Callable[..., Server]) -> None:
-    server = serve(FINDINGS_SCHEMA_TIMEOUT="16s")  # two seconds for one task, of which a slow one needs some hundredths
+def test_hostile_checks_do_not_time_out_checks_of_other_clients(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_SCHEMA_TIMEOUT="16s")  # 2 s for one task; a slow check takes about 0.04 s
     key = command("keys", "create", "hostile", "--db", str(server.db)).stdout.strip()
     path = f"{API}/runs/{server.start_run(in_a(REGEX))}/tasks"
-    length, took = 16, 0.0
-    while took < 0.04:
+    length, duration = 16, 0.0
+    while duration < 0.04:
         length, began = length + 1, time.monotonic()
         regex.search(REGEX["pattern"], "a" * length + "!")
-        took = time.monotonic() - began
+        duration = time.monotonic() - began
     slow, codes = task(extensions={"a": "a" * length + "!"}), set()
     with ThreadPoolExecutor(1) as pool:
         hostile = pool.submit(
@@ -4027,17 +3979,17 @@ def test_one_clients_hostile_checks_do_not_time_anothers_out(serve: Callable[...
         )
         while not hostile.done():
             codes.add(server.request("POST", path, slow).json["code"])
-    assert {answer.json["code"] for answer in hostile.result()} == {"extension_check_timeout"}
+    assert {response.json["code"] for response in hostile.result()} == {"extension_check_timeout"}
     assert codes == {"validation_failed"}
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
-def test_hundreds_of_heavy_patterns_do_not_stay_in_memory(serve: Callable[..., Server]) -> None:
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="requires /proc/self/statm")
+def test_memory_of_expensive_patterns_is_bounded(serve: Callable[..., Server]) -> None:
     server = serve()
 
     def register(number: int) -> None:
-        answer = judged(server, server.key, in_a({"pattern": f"[a-z0-9]{{4000}}{number}"}), {"a": "x"})
-        assert_problem(answer, 422, "validation_failed", "/extensions/a")
+        response = submit_to_server(server, server.key, in_a({"pattern": f"[a-z0-9]{{4000}}{number}"}), {"a": "x"})
+        assert_problem(response, 422, "validation_failed", "/extensions/a")
 
     for number in range(20):
         register(number)
@@ -4048,8 +4000,8 @@ def test_hundreds_of_heavy_patterns_do_not_stay_in_memory(serve: Callable[..., S
 
 
 def references_to(base: str) -> list[dict[str, Any]]:
-    """Return schemas that would have somebody fetch what is at `base`."""
-    older = {"$schema": DRAFT_7}
+    """Return schemas that refer to documents below a base URL."""
+    draft_7 = {"$schema": DRAFT_7}
     return [
         {"$ref": f"{base}/schema"},
         {"$ref": f"{base}/schema#/$defs/a"},
@@ -4059,16 +4011,16 @@ def references_to(base: str) -> list[dict[str, Any]]:
         {"$id": f"{base}/", "properties": {"a": {"items": {"$ref": "other#/x"}}}},
         in_a({"$schema": f"{base}/draft"}),
         {"$ref": "#/x", "x": {"$ref": f"{base}/schema"}},
-        older | {"$ref": f"{base}/schema"},
-        older | {"definitions": {"a": {"$id": f"{base}/a", "$ref": "b"}}, "$ref": "#/definitions/a"},
+        draft_7 | {"$ref": f"{base}/schema"},
+        draft_7 | {"definitions": {"a": {"$id": f"{base}/a", "$ref": "b"}}, "$ref": "#/definitions/a"},
         {"$schema": DRAFT_4, "id": f"{base}/", "$ref": "other"},
         {"$schema": DRAFT_3, "extends": {"$ref": f"{base}/schema"}},
         {"$schema": DRAFT_2019, "$recursiveRef": f"{base}/schema"},
     ]
 
 
-def test_nothing_is_ever_connected_to_or_read(client: Client, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # whoever opens it to read waits for ever
+def test_urls_in_schemas_and_tasks_are_never_fetched(client: Client, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opening it for reading would block forever
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
         remote = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -4085,9 +4037,7 @@ def test_nothing_is_ever_connected_to_or_read(client: Client, tmp_path: Path) ->
             listener.accept()
 
 
-# ---------------------------------------------------------------------------
-# Hostile HTTP
-# ---------------------------------------------------------------------------
+# --- Hostile HTTP ----------------------------------------------------------
 
 NINES = b"9" * 5000
 MALFORMED = [
@@ -4099,25 +4049,25 @@ MALFORMED = [
     *(b"[" * 101 + b"]" * 101, b"[" * 100_000 + b"]" * 100_000, b'{"x":' * 100_000 + b"1" + b"}" * 100_000),
     *(b'{"x":[' * 100_000, b"]" * 100_000),
 ]
-NO_OBJECTS = (b"[]", b"null", b"true", b"1", b'"x"', b'"\\u0000"', b"[" + b"0," * 99_999 + b"0]")
+NON_OBJECTS = (b"[]", b"null", b"true", b"1", b'"x"', b'"\\u0000"', b"[" + b"0," * 99_999 + b"0]")
 
 
 @pytest.mark.parametrize("each", [each for each in EACH_OPERATION if each.values[0].body is not None])
-def test_what_is_no_json_is_refused_everywhere(client: Client, run: str, each: Any) -> None:
+def test_malformed_json_is_rejected_by_every_endpoint(client: Client, run: str, each: Any) -> None:
     path = path_to(each, client, run)
     for body in MALFORMED:
         with servers.at_most(2, time.thread_time):
             assert_problem(client.send(each.method, path, body), 400, "malformed_json")
-    for body in NO_OBJECTS:
+    for body in NON_OBJECTS:
         assert_problem(client.send(each.method, path, body), 422, "validation_failed", "")
 
 
-def test_what_is_no_json_harms_no_server(hostile_server: Server) -> None:
+def test_malformed_json_is_rejected_by_a_running_server(hostile_server: Server) -> None:
     for body in MALFORMED:
         assert_problem(hostile_server.request("POST", f"{API}/runs", body), 400, "malformed_json")
 
 
-NUMBERED = cases(
+BODIES_WITH_NUMBER = cases(
     title=("POST", "runs/RUN/tasks", '{"title": NUMBER, "severity": "low"}'),
     severity=("POST", "runs/RUN/tasks", '{"title": "x", "severity": NUMBER}'),
     step=("POST", "runs/RUN/tasks", '{TASK, "remediation": [{"instruction": "x", "step": NUMBER}]}'),
@@ -4134,19 +4084,19 @@ NUMBERED = cases(
 )
 
 
-@pytest.mark.parametrize(("method", "path", "body"), NUMBERED)
-def test_a_number_of_five_thousand_digits_breaks_nothing(
+@pytest.mark.parametrize(("method", "path", "body"), BODIES_WITH_NUMBER)
+def test_numbers_of_5000_digits_cause_no_server_error(
     client: Client, run: str, method: str, path: str, body: str
 ) -> None:
     path, body = path.replace("RUN", run), body.replace("TASK", '"title": "x", "severity": "low"')
     for number in (DIGITS, f"-{DIGITS}", f"{DIGITS}.5", f"0.{DIGITS}", f"1e-{DIGITS}", f"1e{DIGITS}"):
-        answer = client.send(method, f"{API}/{path}", body.replace("NUMBER", number))
-        assert answer.status_code in (200, 201, 400, 409, 422), answer.data
+        response = client.send(method, f"{API}/{path}", body.replace("NUMBER", number))
+        assert response.status_code in (200, 201, 400, 409, 422), response.data
         assert client.get(f"{API}/tasks?view=full&runId={run}").status_code == 200
         assert client.get(f"{API}/runs/{run}").status_code == 200
 
 
-NASTY = (
+UNUSUAL_VALUES = (
     *("%00", "%ff", "%ed%a0%80", "%", "%zz", "%2F", "%2e%2e", "..", "../..", ".", ";", "%3F", "%23", "%25"),
     *("x" * 5000, "%0d%0aX:%201", "%F0%9F%98%80", "{run_id}", "'%20OR%20''='", "-1", "NaN", DIGITS, "\xff"),
     *("a,b", ",", "a=b", "a&b=c", "%26", "[]", "*", "|", "\\", '"', "<", "~", "%u0000", "+", "null"),
@@ -4154,29 +4104,27 @@ NASTY = (
 )
 
 
-def test_an_id_may_be_anything(hostile_server: Server) -> None:
+def test_unusual_ids_cause_no_server_error(hostile_server: Server) -> None:
     for name in ("run_id", "task_id", "name", "webhook_id"):
         operations = [each for each in clients.OPERATIONS if f"{{{name}}}" in each.path]
-        for nasty, each in zip(NASTY, itertools.cycle(operations), strict=False):
-            path = each.path.replace(f"{{{name}}}", nasty).encode("latin-1")
+        for value, each in zip(UNUSUAL_VALUES, itertools.cycle(operations), strict=False):
+            path = each.path.replace(f"{{{name}}}", value).encode("latin-1")
             request = raw_request(hostile_server, each.method, path, b"" if each.body is None else b"{}")
-            heard = send_raw(hostile_server, request)
-            assert_refused(heard)
-            assert status_of(heard) in (400, 404), (path[:200], heard[:300])
+            response = send_raw(hostile_server, request)
+            assert_rejected(response)
+            assert status_of(response) in (400, 404), (path[:200], response[:300])
 
 
-def test_a_parameter_may_be_anything(hostile_server: Server) -> None:
-    kinds = ("page", "after", "status", "runId", "targetUrl", "mainLine", "branch", "createdSince", "missingFrom", "x")
-    others = itertools.cycle(("runs", "project-types", f"tasks/{UNKNOWN_ID}", "openapi.json"))
-    for nasty in NASTY:
-        for asked in (*(f"tasks?{kind}={nasty}" for kind in kinds), f"{next(others)}?{nasty}"):
-            request = raw_request(hostile_server, "GET", f"{API}/{asked}".encode("latin-1"))
-            assert status_of(send_raw(hostile_server, request)) in (200, 400, 404), asked[:200]
+def test_unusual_query_parameters_cause_no_server_error(hostile_server: Server) -> None:
+    names = ("page", "after", "status", "runId", "targetUrl", "mainLine", "branch", "createdSince", "missingFrom", "x")
+    paths = itertools.cycle(("runs", "project-types", f"tasks/{UNKNOWN_ID}", "openapi.json"))
+    for value in UNUSUAL_VALUES:
+        for url in (*(f"tasks?{name}={value}" for name in names), f"{next(paths)}?{value}"):
+            request = raw_request(hostile_server, "GET", f"{API}/{url}".encode("latin-1"))
+            assert status_of(send_raw(hostile_server, request)) in (200, 400, 404), url[:200]
 
 
-# ---------------------------------------------------------------------------
-# Access
-# ---------------------------------------------------------------------------
+# --- Access ----------------------------------------------------------------
 
 BODIES = {
     ("POST", "/api/v1/runs"): {"projectType": "web"},
@@ -4189,37 +4137,37 @@ BODIES = {
     ("POST", "/api/v1/webhooks"): {"url": "https://hooks.invalid/"},
     ("PATCH", "/api/v1/webhooks/{webhook_id}"): {"state": "on"},
 }
-REFUSED_HOLDERS = ("nobody", "malformed", "unknown", "expired", "revoked")
+REJECTED_HOLDERS = ("no_key", "malformed", "unknown", "expired", "revoked")
 
 
 def key_of(app: flask.Flask, holder: str) -> str:
-    """Return the key that somebody sends."""
+    """Return the API key that a kind of holder sends."""
     level = holder if holder in findings_service.LEVELS else "full"
-    key = clients.make_key(app, holder, "other" if holder == "stranger" else "default", level)
+    key = clients.make_key(app, holder, "other" if holder == "other_client" else "default", level)
     column = {"expired": "expires_at", "revoked": "revoked_at"}.get(holder)
     if column:
-        assert clients.client_with(app, key).get(f"{API}/tasks").status_code == 200  # it was good until now
+        assert clients.client_with(app, key).get(f"{API}/tasks").status_code == 200  # valid until here
         with database_of(app).transaction() as connection:
             connection.execute(f"UPDATE api_keys SET {column} = created_at WHERE name = ?", (holder,))
-    return {"nobody": "", "malformed": key[:-1], "unknown": f"fts_{'x' * 43}"}.get(holder, key)
+    return {"no_key": "", "malformed": key[:-1], "unknown": f"fts_{'x' * 43}"}.get(holder, key)
 
 
 @pytest.mark.parametrize("each", EACH_OPERATION)
-def test_every_route_is_open_to_whom_it_says(app: flask.Flask, client: Client, run: str, each: Any) -> None:
+def test_every_endpoint_requires_its_key_level(app: flask.Flask, client: Client, run: str, each: Any) -> None:
     client.register("unused")
     path = path_to(each, client, run, title="A secret")
     path = path.replace("types/web", "types/unused") if each.method == "DELETE" else path
     body = BODIES[each.method, each.path] if each.body is not None else None
     body = {"ids": [client.read("tasks")["tasks"][0]["id"]], **body} if body and path == f"{API}/tasks" else body
     query = {brief.BriefQuery: {"projectType": "web"}, groups.GroupQuery: {"by": "rule"}}.get(each.query)
-    for holder in (*REFUSED_HOLDERS, "stranger", *findings_service.LEVELS):
-        asking = clients.client_with(app, key_of(app, holder))
-        response = asking.open(path, method=each.method, json=body, query_string=query)
+    for holder in (*REJECTED_HOLDERS, "other_client", *findings_service.LEVELS):
+        caller = clients.client_with(app, key_of(app, holder))
+        response = caller.open(path, method=each.method, json=body, query_string=query)
         if each.level is None:
             assert response.status_code == 200, holder
-        elif holder in REFUSED_HOLDERS:
+        elif holder in REJECTED_HOLDERS:
             assert_problem(response, 401, "unauthorized")
-        elif holder == "stranger":
+        elif holder == "other_client":
             assert response.status_code in (404, 422) or "{" not in each.path
             assert "A secret" not in response.text
             assert run in path or run not in response.text
@@ -4229,7 +4177,7 @@ def test_every_route_is_open_to_whom_it_says(app: flask.Flask, client: Client, r
             assert response.status_code in (200, 201, 204), holder
 
 
-def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
+def test_keys_do_not_appear_in_logs_errors_or_links(server: Server) -> None:
     server.start_run()
     second = command("keys", "create", "second", "--db", str(server.db)).stdout.strip()
     for number in range(2):
@@ -4238,36 +4186,35 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     shapes = ("Bearer {}", "Bearer {}x", "Basic {}", "{}")
     headers = [{"Authorization": shape.format(key)} for shape in shapes for key in (server.key, second)]
     headers += [{name: key} for name in ("X-Api-Key", "Content-Type") for key in (server.key, second)]
-    answers = [server.request(*asked, **header) for asked in requests for header in headers]
+    responses = [server.request(*request, **header) for request in requests for header in headers]
     with connect_directly(server.db) as connection:
         for table in ("answer_references", "idempotent_answers"):
             connection.execute(f"DROP TABLE {table}")
     headers = {"Idempotency-Key": "3"}
-    answers.append(server.request("POST", f"{API}/runs", {"projectType": "web"}, key=second, **headers))
-    assert answers[-1].status_code == 500
+    responses.append(server.request("POST", f"{API}/runs", {"projectType": "web"}, key=second, **headers))
+    assert responses[-1].status_code == 500
     assert server.stop() == 0
     log = "".join(path.read_text("utf-8") for path in server.db.parent.glob("*.log"))
     assert "Traceback" in log
-    assert (log.count(server.key), second in log) == (1, False)
-    told = b"".join(answer.data + str(answer.headers).encode() for answer in answers)
-    assert not clients.KEY.search(told.decode())
+    assert server.key not in log.removeprefix(server.startup_output)
+    assert second not in log
+    output = b"".join(response.data + str(response.headers).encode() for response in responses)
+    assert not clients.KEY.search(output.decode())
 
 
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
-def test_listening_beyond_this_machine_is_warned_of(serve: Callable[..., Server], host: str, warns: bool) -> None:
+def test_listening_on_all_interfaces_prints_a_warning(serve: Callable[..., Server], host: str, warns: bool) -> None:
     server = serve("--host", host)
     assert ("Warning" in server.startup_output) == warns
     assert ("TLS" in server.startup_output) == warns
 
 
-# ---------------------------------------------------------------------------
-# Growing old
-# ---------------------------------------------------------------------------
+# --- Migrations and the size of the WAL ------------------------------------
 
 
 @pytest.mark.modules
 @pytest.mark.sqlite
-def test_a_step_to_a_newer_schema_is_taken_once_and_whole_or_not_at_all(
+def test_migration_runs_once_and_completely_or_not_at_all(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, last, newer = stored_rows(filled), findings_service.SCHEMA_VERSION, tmp_path / "schema.sql"
@@ -4279,9 +4226,9 @@ def test_a_step_to_a_newer_schema_is_taken_once_and_whole_or_not_at_all(
     monkeypatch.setitem(
         findings_service.REGISTRY.migrations, last + 1, findings_service.Migration(f"{step}SELECT nonsense;")
     )
-    told = f"has schema version {last}; `findings-service serve` brings it to {last + 1}"
+    message = f"has schema version {last}; run `findings-service serve` to migrate it to {last + 1}"
     for line in ("check", "keys list", "prune --finished-before 1d"):
-        assert told in invoke(*line.split(), "--db", str(filled)).stderr
+        assert message in invoke(*line.split(), "--db", str(filled)).stderr
     with pytest.raises(findings_service.DatabaseUnusable):
         create_app(db=str(filled))
     assert stored_rows(filled) == before
@@ -4338,24 +4285,24 @@ TO_VERSION_8 = (
 
 @pytest.fixture
 def migrated(app: flask.Flask, tmp_path: Path) -> Iterator[Callable[..., flask.Flask]]:
-    """Make an older database of an application's, and return one that brings it up to date; it is sound in the end."""
-    made = list[flask.Flask]()
+    """A function that downgrades the database with SQL and returns an application that migrated it again."""
+    applications = list[flask.Flask]()
 
     def migrate(*statements: str) -> flask.Flask:
         with database_of(app).transaction() as connection:
             for statement in statements:
                 connection.execute(statement)
         database_of(app).close()
-        made.append(create_app(db=db_at(tmp_path / "findings.db")))
-        return made[0]
+        applications.append(create_app(db=db_at(tmp_path / "findings.db")))
+        return applications[0]
 
     yield migrate
-    database_of(made[0]).close()
+    database_of(applications[0]).close()
     assert integrity_errors_of(tmp_path / "findings.db") == []
 
 
 @pytest.mark.modules
-def test_a_history_of_old_becomes_the_feed_with_its_branches(
+def test_migrated_history_becomes_events_with_branches(
     client: Client, run: str, migrated: Callable[..., flask.Flask]
 ) -> None:
     topic = client.start(branch="topic")
@@ -4402,28 +4349,28 @@ TO_VERSION_10 = (
 
 
 @pytest.mark.modules
-def test_kept_answers_and_what_they_refer_to_survive_a_migration(
+def test_stored_responses_and_their_references_survive_a_migration(
     client: Client, run: str, migrated: Callable[..., flask.Flask]
 ) -> None:
-    pull = post(client, "runs", {"projectType": "web"}).json["id"]
+    second_run = post(client, "runs", {"projectType": "web"}).json["id"]
     sent = {"runs": {"projectType": "web"}, f"runs/{run}/tasks": task(), "project-types": {"name": "new"}}
-    answers = {path: post(client, path, body) for path, body in sent.items()}
-    gone = answers[f"runs/{run}/tasks"].json["tasks"][0]["id"]
-    about = {f"tasks/{gone}": {"comment": "x"}, "tasks": {"comment": "x", "ids": [gone, client.add(run)]}}
-    decide = partial(client.patch, headers={"Idempotency-Key": "k"})
-    for path, body in about.items():
-        assert decide(f"{API}/{path}", json=body).status_code == 200
+    responses = {path: post(client, path, body) for path, body in sent.items()}
+    task_id = responses[f"runs/{run}/tasks"].json["tasks"][0]["id"]
+    patches = {f"tasks/{task_id}": {"comment": "x"}, "tasks": {"comment": "x", "ids": [task_id, client.add(run)]}}
+    patch = partial(client.patch, headers={"Idempotency-Key": "k"})
+    for path, body in patches.items():
+        assert patch(f"{API}/{path}", json=body).status_code == 200
     tag = client.get(f"{API}/tasks").headers["ETag"]
     client = clients.client_with(migrated(*TO_VERSION_10), client.key)
     assert client.get(f"{API}/tasks", headers={"If-None-Match": tag}).status_code == 200
     assert {path: post(client, path, body).data for path, body in sent.items()} == {
-        path: answer.data for path, answer in answers.items()
+        path: response.data for path, response in responses.items()
     }
-    for path in (f"tasks/{gone}", f"runs/{pull}", "project-types/new"):
+    for path in (f"tasks/{task_id}", f"runs/{second_run}", "project-types/new"):
         client.remove(path)
     assert [post(client, path, body).status_code for path, body in sent.items()] == [409, 409, 409]
-    decide = partial(client.patch, headers={"Idempotency-Key": "k"})
-    assert [decide(f"{API}/{path}", json=body).status_code for path, body in about.items()] == [404, 409]
+    patch = partial(client.patch, headers={"Idempotency-Key": "k"})
+    assert [patch(f"{API}/{path}", json=body).status_code for path, body in patches.items()] == [404, 409]
 
 
 @pytest.mark.modules
@@ -4453,14 +4400,14 @@ def test_decisions_and_partial_runs_are_known_after_a_migration(
     assert statuses == reported | {"decided": "dismissed", "moved on": "in_progress"}
     later = start_on(client, None)
     client.finish(later)
-    assert client.read(f"runs/{later}/gate")["baseline"] == partial_run  # there is no other
+    assert client.read(f"runs/{later}/gate")["baseline"] == partial_run  # no complete run has ended yet
     client.finish(again)
     assert client.read(f"runs/{later}/gate")["baseline"] == again
     assert client.read(f"runs/{partial_run}")["verdict"] is None
 
 
 @pytest.mark.modules
-def test_what_came_as_sarif_has_a_rule_a_location_and_tags_once_the_schema_has_them(
+def test_migration_sets_rule_location_and_tags_of_sarif_tasks(
     client: Client, run: str, migrated: Callable[..., flask.Flask]
 ) -> None:
     known = {"tool": "bandit", "ruleId": "B101", "file": "src/é.py", "line": 3, "tags": ["a", "x" * 65, "a", "b\n"]}
@@ -4471,17 +4418,17 @@ def test_what_came_as_sarif_has_a_rule_a_location_and_tags_once_the_schema_has_t
     tasks |= {"branch": client.add(client.start(branch="topic"), extensions=known)}
     tasks |= {"unruled": client.add(run, extensions={"tool": "T", "ruleId": " ", "file": "src/unruled.py"})}
     client = client_of(migrated(*TO_VERSION_8))
-    marks = {name: [client.read(f"tasks/{each}")[field] for field in MARKS] for name, each in tasks.items()}
-    assert marks.pop("long") == ["r" * 255 + "…", f"…{('d/' * 1000 + 'end.py')[-1023:]}", [f"t{n}" for n in range(20)]]
-    assert marks.pop("unruled") == [None, "src/unruled.py", []]
-    nothing, filled = [None, None, []], ["B101", "src/é.py:3", ["a", "b"]]
-    assert marks == {"known": filled, "branch": filled, "odd": nothing, "agents": nothing, "bare": nothing}
+    labels = {name: [client.read(f"tasks/{each}")[field] for field in MARKS] for name, each in tasks.items()}
+    assert labels.pop("long") == ["r" * 255 + "…", f"…{('d/' * 1000 + 'end.py')[-1023:]}", [f"t{n}" for n in range(20)]]
+    assert labels.pop("unruled") == [None, "src/unruled.py", []]
+    empty, filled = [None, None, []], ["B101", "src/é.py:3", ["a", "b"]]
+    assert labels == {"known": filled, "branch": filled, "odd": empty, "agents": empty, "bare": empty}
     for query in ({"rule": "B101"}, {"tag": "b"}, {"location": "src/é.py"}, {"q": "B101 E.PY"}, {"q": "unruled"}):
         assert client.read("tasks", mainLine="true", **query)["total"] == 1
 
 
 @pytest.mark.sqlite
-def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
+def test_wal_shrinks_after_a_long_read(server: Server) -> None:
     path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
     batch = {"tasks": [task(evidence=[{"content": "x" * 200_000}])] * 10}
     with closing(sqlite3.connect(server.db, isolation_level=None)) as reader:
@@ -4501,17 +4448,17 @@ def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
 
 
 @pytest.mark.sqlite
-def test_the_wal_shrinks_though_a_slow_read_is_always_in_progress(
+def test_wal_shrinks_although_slow_reads_always_overlap(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most = 128 * KIB
+    limit = 128 * KIB
     for name in ("LARGE_WAL", "MOST_WAL"):
-        monkeypatch.setattr(findings_service, name, most)
+        monkeypatch.setattr(findings_service, name, limit)
     database, ended, began = database_of(app), threading.Event(), Counter[str]()
 
     def read(lane: str, other: str) -> None:
         while not ended.is_set():
-            with database.apart(lane) as connection:
+            with database.separate_reader(lane) as connection:
                 connection.execute("SELECT COUNT(*) FROM tasks").fetchone()
                 began[lane] += 1
                 before, until = began[other], time.monotonic() + 1
@@ -4522,15 +4469,15 @@ def test_the_wal_shrinks_though_a_slow_read_is_always_in_progress(
     with ThreadPoolExecutor(2) as pool:
         readers = [pool.submit(read, *lanes) for lanes in (("read", "export"), ("export", "read"))]
         try:
-            wait_until(lambda: client.add(run) and database.wal_size() > most)
-            wait_until(lambda: client.add(run) and database.wal_size() < most)
+            wait_until(lambda: client.add(run) and database.wal_size() > limit)
+            wait_until(lambda: client.add(run) and database.wal_size() < limit)
         finally:
             ended.set()
     assert [reader.result() for reader in readers] == [None, None]
 
 
 @pytest.mark.sqlite
-def test_the_wal_stays_small_under_steady_writes(server: Server) -> None:
+def test_wal_stays_small_under_steady_writes(server: Server) -> None:
     path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
     batch = {"tasks": [task(evidence=[{"content": "x" * 100_000}])] * 10}
     sizes = []
