@@ -52,7 +52,7 @@ def task(**fields: Any) -> dict[str, Any]:
 
 
 def nested(levels: int) -> Any:
-    """Return an object of so many nested levels."""
+    """Return an object nested to this many levels."""
     value: Any = {}
     for _ in range(levels - 1):
         value = {"a": value}
@@ -60,7 +60,7 @@ def nested(levels: int) -> Any:
 
 
 def assert_problem(response: Any, status: int, code: str, pointer: str | None = None) -> dict[str, Any]:
-    """Check an error's shape (RFC 9457), and that one of its problems is at `pointer` or about that parameter."""
+    """Check an error response (RFC 9457), and that one of its errors has this `pointer` or parameter."""
     problem = response.json
     assert (response.status_code, problem.get("code")) == (status, code), problem
     assert response.content_type == "application/problem+json"
@@ -70,8 +70,8 @@ def assert_problem(response: Any, status: int, code: str, pointer: str | None = 
         assert error["detail"]
         assert ("pointer" in error) != ("parameter" in error)
     if pointer is not None:
-        places = [error.get("pointer", error.get("parameter")) for error in problem.get("errors", ())]
-        assert pointer in places, problem
+        locations = [error.get("pointer", error.get("parameter")) for error in problem.get("errors", ())]
+        assert pointer in locations, problem
     return dict(problem)
 
 
@@ -90,12 +90,12 @@ def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
 
 def assert_documented(response: Any) -> None:
     """Check a response against the OpenAPI document: its status and, unless it is long, its body."""
-    method, found = response.request.method, ROUTER.find(response.request.path.split("/"))
-    if found and method in found[1]:
+    method, route = response.request.method, ROUTER.find(response.request.path.split("/"))
+    if route and method in route[1]:
         media_type = (response.content_type or "").partition(";")[0]
-        validator = validator_of(method, found[0], response.status_code, media_type)
-        other_forms = {**findings_service.REGISTRY.list_exports, **brief.EXPORTS}
-        if media_type not in other_forms and len(response.data) < 10_000:
+        validator = validator_of(method, route[0], response.status_code, media_type)
+        exports = {**findings_service.REGISTRY.list_exports, **brief.EXPORTS}
+        if media_type not in exports and len(response.data) < 10_000:
             validator.validate(response.json if response.data else None)
 
 
@@ -116,27 +116,25 @@ class Client(FlaskClient):
         """Send a body unchanged, as application/json."""
         return self.open(path, method=method, data=body, content_type="application/json")
 
-    def ask(self, method: str, path: str, *statuses: int, **how: Any) -> Any:
+    def request_json(self, method: str, path: str, *statuses: int, **how: Any) -> Any:
         """Send a request, check that its status is one of these, and return the JSON."""
         response = self.open(path if path.startswith("/") else f"{API}/{path}", method=method, **how)
         assert response.status_code in statuses, response.json
         return response.json
 
     def register(self, name: str, schema: Any = None) -> dict[str, Any]:
-        """Register a project type."""
-        return self.ask("POST", "project-types", 200, 201, json={"name": name, "extensionSchema": schema})
+        return self.request_json("POST", "project-types", 200, 201, json={"name": name, "extensionSchema": schema})
 
     def start(self, project_type: str = "web", **fields: Any) -> str:
         """Start a run and return its id."""
-        return self.ask("POST", "runs", 201, json={"projectType": project_type, **fields})["id"]
+        return self.request_json("POST", "runs", 201, json={"projectType": project_type, **fields})["id"]
 
     def finish(self, run_id: str, status: str = "completed", **fields: Any) -> dict[str, Any]:
-        """Finish a run."""
-        return self.ask("PATCH", f"runs/{run_id}", 200, json={"status": status, **fields})
+        return self.request_json("PATCH", f"runs/{run_id}", 200, json={"status": status, **fields})
 
     def submit(self, run_id: str, *tasks: dict[str, Any]) -> dict[str, Any]:
         """Submit a batch and return the response."""
-        return self.ask("POST", f"runs/{run_id}/tasks", 200, 201, json={"tasks": tasks})
+        return self.request_json("POST", f"runs/{run_id}/tasks", 200, 201, json={"tasks": tasks})
 
     def add(self, run_id: str, **fields: Any) -> str:
         """Submit one task and return its id."""
@@ -144,11 +142,11 @@ class Client(FlaskClient):
 
     def triage(self, task_id: str, status: str | None = None, **fields: Any) -> dict[str, Any]:
         """Set a task's status, or make another decision about it."""
-        return self.ask("PATCH", f"tasks/{task_id}", 200, json={"status": status, **fields})
+        return self.request_json("PATCH", f"tasks/{task_id}", 200, json={"status": status, **fields})
 
     def read(self, path: str, **query: Any) -> Any:
         """Get a path below /api/v1, or a link, and return the JSON."""
-        return self.ask("GET", path, 200, query_string=query or None)
+        return self.request_json("GET", path, 200, query_string=query or None)
 
     def remove(self, path: str) -> None:
         """Delete the resource at a path below /api/v1."""
@@ -156,7 +154,6 @@ class Client(FlaskClient):
         assert (response.status_code, response.data) == (204, b""), response.json
 
     def history(self, task_id: str) -> list[dict[str, Any]]:
-        """Return a task's history."""
         return self.read(f"tasks/{task_id}/history")["history"]
 
     def walk(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
@@ -169,12 +166,11 @@ class Client(FlaskClient):
 
 
 def database_of(app: flask.Flask) -> Any:
-    """Return the database of an application."""
     return app.extensions["findings"].database
 
 
 def reader_of(app: flask.Flask) -> Any:
-    """Return the connection that an application reads a file with."""
+    """Return an application's read connection to a file."""
     with database_of(app).reading() as connection:
         return connection
 
@@ -186,7 +182,7 @@ def rows_of(app: flask.Flask, sql: str) -> list[Any]:
 
 
 def writer_of(app: flask.Flask) -> Any:
-    """Return the connection that an application writes a file with."""
+    """Return an application's write connection to a file."""
     with database_of(app).maintaining() as connection:
         return connection
 
@@ -200,7 +196,6 @@ def make_key(
 
 
 def client_with(app: flask.Flask, key: str) -> Client:
-    """Return a client that sends this key."""
     app.test_client_class = Client
     client = app.test_client()
     assert isinstance(client, Client)
@@ -254,8 +249,8 @@ def make_app(tmp_path: Path, new_database: Path) -> Iterator[Callable[..., flask
         if not ON_POSTGRES and not db.exists():
             shutil.copyfile(new_database, db)
         read = Settings.read(**{**LONG_TIMEOUTS, **settings, "db": db_at(settings.get("db", db), ready=True)})
-        hasty = {} if "synchronous" in settings else {"synchronous": "OFF"}  # matters only after a power cut
-        made.append(create_app(msgspec.structs.replace(read, **hasty)))
+        unsynced = {} if "synchronous" in settings else {"synchronous": "OFF"}  # matters only after a power cut
+        made.append(create_app(msgspec.structs.replace(read, **unsynced)))
         return made[-1]
 
     yield make
@@ -284,7 +279,7 @@ PRINCIPAL = findings_service.Principal("", "default", "tests", "full")
 
 
 @pytest.fixture
-def no_list_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def zero_list_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the time limit of lists to zero."""
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
     monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
@@ -329,7 +324,7 @@ def guest(host: flask.Flask) -> FlaskClient:
     return client
 
 
-def assert_storage_problem(answer: Any, code: str) -> None:
+def assert_storage_problem(response: Any, code: str) -> None:
     """Check a 503 response that has a code and a Retry-After header."""
-    assert_problem(answer, 503, code)
-    assert int(answer.headers["Retry-After"]) > 0
+    assert_problem(response, 503, code)
+    assert int(response.headers["Retry-After"]) > 0

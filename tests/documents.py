@@ -46,12 +46,10 @@ def npm_file(path: str) -> Path:
 
 
 def page_text(name: str) -> str:
-    """Return the text of a page."""
     return (HERE / name).read_text("utf-8")
 
 
 def table_rows(name: str) -> list[str]:
-    """Return the table rows of a page."""
     return [line for line in page_text(name).splitlines() if line.startswith("|")]
 
 

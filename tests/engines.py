@@ -1,8 +1,8 @@
 """The engine that the tests run on: SQLite, or PostgreSQL with `FINDINGS_TEST_ENGINE=postgresql`.
 
-Tests name a database by a path. `db_at` returns the setting for it: the path itself, or the URL of a PostgreSQL
-database. PostgreSQL databases are emptied and used again, because creating one takes as long as a hundred tests.
-A test reads or changes a database with `connect_directly`.
+Tests name a database by a path. `db_at` returns the `db` setting for it: the path itself, or the URL of a PostgreSQL
+database. PostgreSQL databases are emptied and reused, because creating one takes as long as a hundred tests.
+Tests read or change a database with `connect_directly`.
 
 All test processes share one PostgreSQL server: that of `FINDINGS_TEST_POSTGRES`, else one that is started and stopped
 by the test run.
@@ -23,36 +23,36 @@ import pytest
 
 import findings_service
 from findings_features import audit
-from tests.postgres_server import GIVEN, Databases, find_programs, started
+from tests.postgres_server import SERVER_VARIABLE, Databases, find_programs, start_postgres
 
-CHOICE = "FINDINGS_TEST_ENGINE"
-ENGINE = os.environ.get(CHOICE, "sqlite")
+ENGINE_VARIABLE = "FINDINGS_TEST_ENGINE"
+ENGINE = os.environ.get(ENGINE_VARIABLE, "sqlite")
 ON_POSTGRES = ENGINE == "postgresql"
-ABSENT = "there is no database" if ON_POSTGRES else "there is no file"
-SERVER_URL = {"server": os.environ.get(GIVEN, "")}  # before the tests drop all settings
-KEPT = ("epochs", "schema_version")  # tables of one row, which is made with the schema
-LARGE = 64 * 1024 * 1024  # bytes of a database that is not worth to be emptied
+NO_DATABASE = "there is no database" if ON_POSTGRES else "there is no file"
+SERVER_URL = {"server": os.environ.get(SERVER_VARIABLE, "")}  # read before the tests remove all settings
+SINGLE_ROW_TABLES = ("epochs", "schema_version")  # their row is created with the schema
+MAX_REUSED_SIZE = 64 * 1024 * 1024  # bytes; emptying a larger database takes longer than creating one
 
-# What has changed of the schema since it was made; what VACUUM and ANALYZE note in these tables changes nothing here.
-MARK = """SELECT md5(string_agg(mark, ',' ORDER BY mark)) FROM (
+# Changes with every schema change, but not with what VACUUM and ANALYZE write to these tables.
+FINGERPRINT = """SELECT md5(string_agg(mark, ',' ORDER BY mark)) FROM (
     SELECT 't' || oid || xmin AS mark FROM pg_class WHERE relnamespace = 'public'::regnamespace
     UNION ALL SELECT 'c' || oid || xmin FROM pg_constraint WHERE connamespace = 'public'::regnamespace
     UNION ALL SELECT 's' || setdatabase || setrole || setconfig::text FROM pg_db_role_setting) AS marks"""
-LEAVE = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+END_SESSIONS = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()"""
 TABLES = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
-NUMBERS = "SELECT relname FROM pg_class WHERE relkind = 'S' AND relnamespace = 'public'::regnamespace"
+SEQUENCES = "SELECT relname FROM pg_class WHERE relkind = 'S' AND relnamespace = 'public'::regnamespace"
 
 
 # The server
 
 
 def start_server() -> Callable[[], object]:
-    """Start a server for all test processes and return the function that stops it. It ends with this process, too."""
+    """Start a server for all test processes, and return the function that stops it. It ends with this process."""
     if find_programs() is None:
-        pytest.exit(f"{CHOICE} is {ENGINE}: there is no PostgreSQL here, and {GIVEN} names none", 1)
-    server = started(max_connections="200")
-    SERVER_URL["server"] = os.environ[GIVEN] = server.url
+        pytest.exit(f"{ENGINE_VARIABLE} is {ENGINE}; install PostgreSQL or set {SERVER_VARIABLE}", 1)
+    server = start_postgres(max_connections="200")
+    SERVER_URL["server"] = os.environ[SERVER_VARIABLE] = server.url
     server.end_with_this_process()
     return server.remove
 
@@ -61,53 +61,53 @@ def start_server() -> Callable[[], object]:
 
 
 class DatabasePool:
-    """PostgreSQL databases of a test process: used ones by their path, and free ones."""
+    """PostgreSQL databases of a test process: those in use by path, and free ones."""
 
     def __init__(self, url: str) -> None:
         self.databases = Databases(url)
-        self.places: dict[Path, str] = {}
-        self.ready: list[str] = []  # with the schema, and without rows
-        self.lasting: dict[str, tuple[Any, str, str]] = {}  # a connection, what empties it, and the mark, by URL
+        self.urls: dict[Path, str] = {}
+        self.ready: list[str] = []  # free ones with the schema and without rows
+        self.reusable: dict[str, tuple[Any, str, str]] = {}  # by URL: connection, SQL that empties it, fingerprint
 
-    def take(self, *, ready: bool) -> str:
-        """Return the URL of a database for a test, empty unless it may be `ready`."""
+    def acquire(self, *, ready: bool) -> str:
+        """Return the URL of a database for a test: without tables unless `ready`, which has the schema."""
         if not ready:
             return self.databases.new()
         return self.ready.pop() if self.ready else self.make()
 
     def make(self) -> str:
-        """Create a database with the schema, which can be emptied."""
+        """Create a reusable database with the schema."""
         import psycopg
 
         url = self.databases.new()
         findings_service.create_app(db=url).extensions["findings"].database.close()
         connection = psycopg.connect(url, autocommit=True)
-        connection.execute("SET session_replication_role = replica")  # each table for itself
-        lines = [f"DELETE FROM {name}" for (name,) in connection.execute(TABLES) if name not in KEPT]
+        connection.execute("SET session_replication_role = replica")  # disables foreign keys
+        lines = [f"DELETE FROM {name}" for (name,) in connection.execute(TABLES) if name not in SINGLE_ROW_TABLES]
         lines.append(f"UPDATE schema_version SET version = {findings_service.SCHEMA_VERSION}")
-        lines += [f"SELECT setval('{name}', 1, false)" for (name,) in connection.execute(NUMBERS)]
-        mark = connection.execute(MARK).fetchone()[0]
-        self.lasting[url] = connection, "; ".join(lines), mark
+        lines += [f"SELECT setval('{name}', 1, false)" for (name,) in connection.execute(SEQUENCES)]
+        fingerprint = connection.execute(FINGERPRINT).fetchone()[0]
+        self.reusable[url] = connection, "; ".join(lines), fingerprint
         return url
 
-    def give(self, url: str) -> None:
-        """Empty a database that is not in use any more, or drop it."""
-        if url not in self.lasting:
+    def release(self, url: str) -> None:
+        """Release a database: empty it for reuse, or drop it if it is not reusable."""
+        if url not in self.reusable:
             self.databases.drop(url)
             return
-        connection, emptying, mark = self.lasting[url]
-        connection.execute(LEAVE)
-        size, now = connection.execute(f"SELECT pg_database_size(current_database()), ({MARK})").fetchone()
-        if now == mark and size < LARGE:
-            connection.execute(emptying)
+        connection, empty_statement, fingerprint = self.reusable[url]
+        connection.execute(END_SESSIONS)
+        size, now = connection.execute(f"SELECT pg_database_size(current_database()), ({FINGERPRINT})").fetchone()
+        if now == fingerprint and size < MAX_REUSED_SIZE:
+            connection.execute(empty_statement)
             self.ready.append(url)
         else:
             connection.close()
-            del self.lasting[url]
+            del self.reusable[url]
             self.databases.drop(url)
 
     def close(self) -> None:
-        for connection, *_ in self.lasting.values():
+        for connection, *_ in self.reusable.values():
             connection.close()
         self.databases.close()
 
@@ -121,14 +121,14 @@ def database_pool() -> DatabasePool:
 def db_at(path: str | Path, *, ready: bool = False) -> str:
     """Return the `db` setting for a path: the path itself, or the URL of its PostgreSQL database.
 
-    :param ready: whether it may have the schema, where it is a new one.
+    :param ready: whether a new PostgreSQL database may already have the schema.
     """
     if not ON_POSTGRES or "://" in str(path) or str(path).startswith(":"):
         return str(path)
-    places, key = database_pool().places, Path(path).absolute()
-    if key not in places:
-        places[key] = database_pool().take(ready=ready)
-    return places[key]
+    urls, key = database_pool().urls, Path(path).absolute()
+    if key not in urls:
+        urls[key] = database_pool().acquire(ready=ready)
+    return urls[key]
 
 
 def name_of(path: str | Path) -> str:
@@ -136,7 +136,7 @@ def name_of(path: str | Path) -> str:
     return findings_service.database_for(findings_service.Settings(db=db_at(path))).name
 
 
-def absence_of(path: str | Path) -> str:
+def missing_message(path: str | Path) -> str:
     """Return the message that a database is missing, "" if it exists."""
     return findings_service.database_for(findings_service.Settings(db=db_at(path))).absence()
 
@@ -155,15 +155,15 @@ def _databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     if ON_POSTGRES:
         shared, own = tmp_path_factory.getbasetemp(), tmp_path_factory.getbasetemp() / "test_"
-        for path in [*database_pool().places]:
+        for path in [*database_pool().urls]:
             if not path.is_relative_to(shared) or str(path).startswith(str(own)):
-                database_pool().give(database_pool().places.pop(path))
+                database_pool().release(database_pool().urls.pop(path))
 
 
-# A test's own look at a database
+# A test's own connection to a database
 
 
-class Opened:
+class PostgresProbe:
     """A test's own connection to PostgreSQL. Statements have `?` for a parameter, as in SQLite."""
 
     def __init__(self, connection: Any) -> None:
@@ -188,15 +188,15 @@ def connect_directly(db: str | Path) -> Iterator[Any]:
     import psycopg
 
     with psycopg.connect(db_at(db), autocommit=True) as connection:
-        yield Opened(connection)
+        yield PostgresProbe(connection)
 
 
 @contextmanager
 def locked(db: str | Path) -> Iterator[None]:
-    """Hold the write lock of a database, as another process might: in PostgreSQL the locks of all clients."""
-    everybody = "BEGIN; LOCK TABLE clients IN EXCLUSIVE MODE"
+    """Hold the write lock of a database like another process; on PostgreSQL lock the table of clients."""
+    lock_clients = "BEGIN; LOCK TABLE clients IN EXCLUSIVE MODE"
     with connect_directly(db) as connection:
-        connection.execute(everybody if ON_POSTGRES else "BEGIN IMMEDIATE")
+        connection.execute(lock_clients if ON_POSTGRES else "BEGIN IMMEDIATE")
         yield
         connection.execute("ROLLBACK")
 
@@ -236,23 +236,23 @@ def stored_bytes(db: str | Path) -> bytes:
 def statements() -> Iterator[list[str]]:
     """Record the statements that this process sends to its databases."""
     if ON_POSTGRES:
-        from findings_adapters.postgres.store import Link as Kind
+        from findings_adapters.postgres.store import Link as connection_class
 
         name = "run"
     else:
-        Kind, name = findings_service.SQLiteConnection, "execute"
-    noted, send = list[str](), getattr(Kind, name)
+        connection_class, name = findings_service.SQLiteConnection, "execute"
+    recorded, send = list[str](), getattr(connection_class, name)
 
-    def noting(connection: Any, text: str, *values: Any) -> Any:
-        noted.append(text)
+    def record(connection: Any, text: str, *values: Any) -> Any:
+        recorded.append(text)
         return send(connection, text, *values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Kind, name, noting)
-        yield noted
+        patch.setattr(connection_class, name, record)
+        yield recorded
 
 
-# What goes wrong
+# Errors
 
 
 def busy_error() -> Exception:
@@ -292,8 +292,7 @@ def commit_method() -> tuple[type, str]:
 
 
 @contextmanager
-def refusing_rows(db: str | Path, table: str) -> Iterator[None]:
-    """Reject inserts into a table."""
+def rejecting_inserts(db: str | Path, table: str) -> Iterator[None]:
     with connect_directly(db) as connection:
         if ON_POSTGRES:
             connection.execute(

@@ -20,7 +20,7 @@ from tests.engines import connect_directly
 
 @pytest.fixture
 def filled(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
-    """A closed database with two runs, two of a branch, four tasks and some history."""
+    """A closed database with two main-line runs, two runs of a branch, four tasks and some history."""
     client.register("web")
     first, second = (client.start("web", targetUrl=f"https://example.com/{name}") for name in "ab")
     tagged = task(externalId="x", tags=["a", "b"])
@@ -35,7 +35,7 @@ def filled(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
 
 
 def stored_rows(db: Path) -> list[list[Any]]:
-    """Return all rows of a database, except those of keys, idempotent answers and health."""
+    """Return all rows of a database, except keys, stored responses and health."""
     tables = ("clients", "project_types", "runs", "tasks", "task_details", "task_tags", "sightings", "history")
     with connect_directly(db) as connection:
         return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in (*tables, "counters")]
@@ -52,14 +52,14 @@ def damage_index(connection: sqlite3.Connection, name: str) -> None:
     path.write_bytes(whole)
 
 
-def assert_storage_unusable(ask: Callable[..., Any]) -> None:
+def assert_storage_unusable(send: Callable[..., Any]) -> None:
     """Check that reads, writes and the health check all return 503 `storage_full`."""
     for method, path, body in (
         ("GET", f"{API}/tasks", None),
         ("POST", f"{API}/runs", {"projectType": "web"}),
         ("GET", "/healthz", None),
     ):
-        assert_storage_problem(ask(method, path, body), "storage_full")
+        assert_storage_problem(send(method, path, body), "storage_full")
 
 
 def move_database_away(db: Path) -> None:
@@ -69,7 +69,6 @@ def move_database_away(db: Path) -> None:
 
 
 def move_database_back(db: Path) -> None:
-    """Move these files back."""
     for moved in db.parent.glob("moved.db*"):
         moved.rename(moved.with_name(moved.name.replace("moved.db", db.name)))
 
@@ -80,14 +79,12 @@ def database_files(folder: Path) -> dict[str, bytes]:
 
 
 def database_of_version(version: int, path: Path) -> None:
-    """Create a database with another schema version."""
     database_of(create_app(db=str(path))).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
 
 
 def foreign_database(path: Path) -> None:
-    """Create another program's SQLite database."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")
 

@@ -37,24 +37,24 @@ def hostile_key(hostile_server: Server) -> str:
 
 
 @contextmanager
-def another_client(server: Server) -> Iterator[None]:
+def concurrent_reads(server: Server) -> Iterator[None]:
     """Send plain reads as another client, and check that none waits for long (contract §1, Time)."""
     done = threading.Event()
 
     def read() -> None:
-        ended = False
-        while not ended:
+        stopped = False
+        while not stopped:
             with at_most(READ_BOUND):
                 assert server.request("GET", f"{API}/runs").json["total"] >= 1
-            ended = done.wait(0.02)
+            stopped = done.wait(0.02)
 
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
+        reads = pool.submit(read)
         try:
             yield
         finally:
             done.set()
-        reading.result()
+        reads.result()
 
 
 def send_raw(server: Server, text: bytes, *, ends: bool = False) -> bytes:
@@ -62,17 +62,17 @@ def send_raw(server: Server, text: bytes, *, ends: bool = False) -> bytes:
 
     :param ends: whether to close our side after sending.
     """
-    heard = bytearray()
+    received = bytearray()
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(text)
         if ends:
-            with suppress(OSError):  # closed already
+            with suppress(OSError):  # already closed by the server
                 connection.shutdown(socket.SHUT_WR)
         with suppress(ConnectionResetError):
             while part := connection.recv(65536):
-                heard += part
-    return bytes(heard)
+                received += part
+    return bytes(received)
 
 
 def raw_request(server: Server, method: str, path: bytes | str, body: bytes = b"", *headers: str) -> bytes:
@@ -86,23 +86,23 @@ def raw_request(server: Server, method: str, path: bytes | str, body: bytes = b"
     return method.encode() + b" " + start + b" HTTP/1.1\r\n" + "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def status_of(heard: bytes) -> int:
+def status_of(response: bytes) -> int:
     """Return the status of a response, 0 if the connection was closed without one."""
-    return int(heard.split(b" ", 2)[1]) if heard.startswith(b"HTTP/1.1 ") else 0
+    return int(response.split(b" ", 2)[1]) if response.startswith(b"HTTP/1.1 ") else 0
 
 
-def assert_refused(heard: bytes) -> None:
+def assert_rejected(response: bytes) -> None:
     """Check for a problem response, a short 4xx response of the HTTP server, or a closed connection."""
-    assert status_of(heard) in (0, *range(400, 500)), heard[:300]
-    assert b"application/problem+json" in heard or len(heard) < 300
+    assert status_of(response) in (0, *range(400, 500)), response[:300]
+    assert b"application/problem+json" in response or len(response) < 300
 
 
 @contextmanager
 def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.socket]]:
     """Keep connections open that have sent part of a request."""
     with ExitStack() as stack:
-        there = ("127.0.0.1", server.port)
-        connections = [stack.enter_context(socket.create_connection(there, timeout=PATIENCE)) for _ in range(count)]
+        address = ("127.0.0.1", server.port)
+        connections = [stack.enter_context(socket.create_connection(address, timeout=PATIENCE)) for _ in range(count)]
         for connection in connections:
             connection.sendall(text)
         yield connections

@@ -1,7 +1,7 @@
-"""A PostgreSQL server for tests: one of each test process, or the one that the environment names.
+"""A PostgreSQL server for tests: one that is started here, or the one that `FINDINGS_TEST_POSTGRES` names.
 
-`FINDINGS_TEST_POSTGRES` is the URL of a server that is there, whose user may make databases. Without it the programs
-of an installed PostgreSQL are looked for, and a server is started on a socket in a folder of its own.
+`FINDINGS_TEST_POSTGRES` is the URL of a running server, whose user may create databases. Without it, the programs of
+an installed PostgreSQL start a server on a Unix socket in a temporary folder.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
 
-GIVEN = "FINDINGS_TEST_POSTGRES"
+SERVER_VARIABLE = "FINDINGS_TEST_POSTGRES"
 USER = "postgres"
 PORT = 5432
 STARTING = 300.0  # seconds
-HASTY = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}  # only a power cut would tell
+UNSAFE = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}  # matters only after a power cut
 SETTINGS = {"max_connections": "100", "listen_addresses": "", "log_min_messages": "fatal", "autovacuum_naptime": "10s"}
 NUMBERS = itertools.count(1)
 
 
 def find_programs() -> Path | None:
-    """Return the folder with the programs of a server, None where there is none."""
-    told = shutil.which("pg_config")
-    folders = [Path(subprocess.check_output([told, "--bindir"], text=True).strip())] if told else []
+    """Return the folder with PostgreSQL's server programs, or None if they are not installed."""
+    pg_config = shutil.which("pg_config")
+    folders = [Path(subprocess.check_output([pg_config, "--bindir"], text=True).strip())] if pg_config else []
     versions = Path("/usr/lib/postgresql").glob("*/bin")
     folders += sorted(versions, key=lambda path: path.parent.name.zfill(3), reverse=True)
     return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
 
 
 def as_server_user() -> dict[str, Any]:
-    """Return how to start a process as somebody whom the server accepts: root may not run it."""
+    """Return `Popen` arguments that run a process as user postgres if this user is root, which PostgreSQL refuses."""
     return {"user": USER, "group": pwd.getpwnam(USER).pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 class PostgresServer:
-    """A server in a folder. `url` is that of its first database, `process` what was started."""
+    """A PostgreSQL server in a folder. `url` is the URL of its first database, `process` the server process."""
 
     process: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, programs: Path, port: int = PORT) -> None:
         self.folder = folder
         self.programs = programs
-        self.port = port  # which names the socket
+        self.port = port  # part of the socket's name
         self.data = folder / f"data-{port}"
         self.keeper: subprocess.Popen[bytes] | None = None
 
@@ -67,7 +67,7 @@ class PostgresServer:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections. It is this process's child, so that a killed one is gone."""
+        """Start the server as a child process, and wait until it accepts connections."""
         with (self.folder / "log").open("ab") as log:
             line = [str(self.programs / "postgres"), "-D", str(self.data)]
             self.process = subprocess.Popen(
@@ -77,11 +77,11 @@ class PostgresServer:
         ready = [str(self.programs / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self.port)]
         while subprocess.run(ready, check=False).returncode:
             assert self.process.poll() is None, (self.folder / "log").read_text()
-            assert time.monotonic() < end, "the server does not start"
+            assert time.monotonic() < end, "the server did not start in time"
             time.sleep(0.02)
 
     def end_with_this_process(self) -> None:
-        """Have it stopped and removed when this process is gone, even if it is killed."""
+        """Stop the server and remove its folder when this process ends, even if it is killed."""
         line = 'cat; [ -e "$2/postmaster.pid" ] && kill -QUIT "$1" && sleep 1; rm -rf "$3"'
         self.keeper = subprocess.Popen(
             ["/bin/sh", "-c", line, "keeper", str(self.process.pid), str(self.data), str(self.folder)],
@@ -90,12 +90,12 @@ class PostgresServer:
         )
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it: `fast` ends what is under way, `immediate` is like a crash."""
+        """Stop the server: `fast` aborts running transactions, `immediate` is like a crash."""
         self.process.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
         self.process.wait(STARTING)
 
     def kill(self) -> None:
-        """Kill all of it at once, as a power cut would."""
+        """Kill all processes of the server at once, like a power cut."""
         children = children_of(self.process.pid)
         self.process.kill()
         for pid in children:
@@ -106,7 +106,7 @@ class PostgresServer:
             time.sleep(0.01)
 
     def remove(self) -> None:
-        """Stop it, and remove its folder."""
+        """Stop the server, and remove its folder."""
         self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.keeper is not None:
@@ -114,7 +114,7 @@ class PostgresServer:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is there, and has not ended without anybody asking how."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -125,15 +125,15 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def started(**settings: str) -> PostgresServer:
-    """Start a server with settings of its own, and skip the test where PostgreSQL is not installed."""
-    programs = find_programs() or pytest.skip(f"there is no PostgreSQL here, and {GIVEN} names none")
+def start_postgres(**settings: str) -> PostgresServer:
+    """Start a server with additional settings; skip the test if PostgreSQL is not installed."""
+    programs = find_programs() or pytest.skip(f"install PostgreSQL or set {SERVER_VARIABLE}")
     folder = Path(tempfile.mkdtemp(prefix="findings-postgres-"))
     if os.geteuid() == 0:
         shutil.chown(folder, USER, pwd.getpwnam(USER).pw_gid)
     server = PostgresServer(folder, programs)
     server.run("initdb", "-D", server.data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-    lines = [f"{name} = '{value}'" for name, value in {**SETTINGS, **HASTY, **settings}.items()]
+    lines = [f"{name} = '{value}'" for name, value in {**SETTINGS, **UNSAFE, **settings}.items()]
     lines += [f"port = {PORT}", f"unix_socket_directories = '{folder}'"]
     with (server.data / "postgresql.conf").open("a") as file:
         file.write("\n".join(lines) + "\n")
@@ -142,7 +142,7 @@ def started(**settings: str) -> PostgresServer:
 
 
 class Databases:
-    """Makes databases on a server, and drops them in the end. Their names are of this process alone."""
+    """Databases that this process creates on a server, and drops at the end. Their names are unique to the process."""
 
     def __init__(self, url: str) -> None:
         import psycopg
@@ -153,7 +153,7 @@ class Databases:
         self._connection = psycopg.connect(url, autocommit=True)
 
     def new(self, template: str = "template1") -> str:
-        """Return the URL of a new database, which is like another one that nobody has open."""
+        """Create a database as a copy of an unused template database, and return its URL."""
         name = f"{self._prefix}_{next(NUMBERS)}"
         self.run(f"CREATE DATABASE {name} TEMPLATE {template}")
         self.made.append(urlunsplit(urlsplit(self.url)._replace(path=f"/{name}")))
@@ -161,15 +161,14 @@ class Databases:
 
     def drop(self, url: str) -> None:
         self.made.remove(url)
-        self.run(f"DROP DATABASE IF EXISTS {name_in(url)} WITH (FORCE)")
+        self.run(f"DROP DATABASE IF EXISTS {db_name(url)} WITH (FORCE)")
 
     def run(self, statement: str) -> list[Any]:
-        """Run a statement, as somebody else, and return its rows."""
+        """Run a statement on a separate connection and return its rows."""
         return rows_of(self._connection.execute(statement))
 
     def end_connections(self, url: str) -> None:
-        """Terminate all connections to a database."""
-        self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_in(url)}'")
+        self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{db_name(url)}'")
 
     def close(self) -> None:
         for url in list(self.made):
@@ -182,35 +181,35 @@ def rows_of(cursor: Any) -> list[Any]:
 
 
 def run_in(url: str, statement: str) -> list[Any]:
-    """Run a statement in a database, as somebody else, and return its rows."""
+    """Run a statement in a database on a separate connection and return its rows."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
         return rows_of(connection.execute(statement))
 
 
-def name_in(url: str) -> str:
+def db_name(url: str) -> str:
     """Return the name of the database in a URL."""
     return urlsplit(url).path.removeprefix("/")
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Databases]:
-    """A PostgreSQL server, on which databases can be made: one of this test process, unless one is given."""
+    """A PostgreSQL server to create databases on: started by this test process unless the environment names one."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    with contextlib.ExitStack() as behind:
-        if not (url := os.environ.get(GIVEN)):
-            server = started()
+    with contextlib.ExitStack() as cleanup:
+        if not (url := os.environ.get(SERVER_VARIABLE)):
+            server = start_postgres()
             server.end_with_this_process()
-            behind.callback(server.remove)
+            cleanup.callback(server.remove)
             url = server.url
         databases = Databases(url)
-        behind.callback(databases.close)
+        cleanup.callback(databases.close)
         yield databases
 
 
 def fresh_url(postgres: Databases) -> Iterator[str]:
-    """A new database, in which there is nothing: what a fixture `url` is made of."""
+    """Yield the URL of a new, empty database. Test files make their fixture `url` of it."""
     made = postgres.new()
     yield made
     postgres.drop(made)
@@ -221,11 +220,11 @@ MakeServer = Callable[..., PostgresServer]
 
 @pytest.fixture
 def own_server() -> Iterator[MakeServer]:
-    """Make servers for tests that stop them, or have settings of their own."""
+    """A factory of servers for tests that stop the server or need special settings."""
     made: list[PostgresServer] = []
 
     def make(**settings: str) -> PostgresServer:
-        made.append(started(**settings))
+        made.append(start_postgres(**settings))
         return made[-1]
 
     yield make

@@ -29,8 +29,8 @@ DEFINITION = {"name": "web-a11y", "label": "Web", "description": "Sites.", "exte
 
 def without_accents(text: str) -> str:
     """Return a text without case and accents."""
-    apart = unicodedata.normalize("NFD", text.casefold())
-    return "".join(sign for sign in apart if not unicodedata.combining(sign))
+    decomposed = unicodedata.normalize("NFD", text.casefold())
+    return "".join(character for character in decomposed if not unicodedata.combining(character))
 
 
 def resolved_ids(client: Client) -> set[str]:
@@ -45,7 +45,7 @@ def assert_timed_out(run: dict[str, Any]) -> None:
 
 
 class Panic(BaseException):
-    """An exception like those of libraries written in Rust."""
+    """An exception like the panics of libraries written in Rust: not an `Exception`."""
 
 
 def raise_panic(*_: Any, **__: Any) -> NoReturn:
@@ -69,28 +69,27 @@ WHOLE_TASK = {
 
 
 def start_on(client: Client, branch: str | None, *names: str) -> str:
-    """Start a run of a branch or, for None, of the main line, and report findings by their external ids."""
+    """Start a run of a branch, or of the main line for None, and report tasks with these external ids."""
     run = client.start(targetUrl="https://example.com/", branch=branch)
     client.submit(run, *(task(externalId=name) for name in names))
     return run
 
 
 def gate(client: Client, run: str, **query: str) -> Any:
-    """Return the verdict on a run."""
     return client.read(f"runs/{run}/gate", **query)
 
 
 def completed_run(client: Client, branch: str | None, **severities: str) -> str:
-    """Complete a run with these findings, given as external ids with their severities."""
+    """Start and complete a run that reports these tasks, given as externalId=severity."""
     run = client.start(targetUrl="https://example.com/", branch=branch)
     client.submit(run, *(task(externalId=name, severity=severity) for name, severity in severities.items()))
     client.finish(run)
     return run
 
 
-def field_values(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def field_values(objects: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return the values of some objects, without the names of the fields."""
-    return [tuple(each.values()) for each in told]
+    return [tuple(each.values()) for each in objects]
 
 
 def in_a(rule: Any) -> dict[str, Any]:
@@ -109,7 +108,7 @@ def post(client: Client, path: str, body: Any, key: str = "k") -> Any:
 
 
 def count_all(client: Client) -> list[int]:
-    """Return how many runs, tasks and project types there are."""
+    """Return the numbers of runs, tasks and project types."""
     counts = [client.read(path, limit=1)["total"] for path in ("runs", "tasks")]
     return [*counts, len(client.read("project-types")["projectTypes"])]
 

@@ -94,7 +94,6 @@ class Server:
         return {"FINDINGS_URL": self.url, "FINDINGS_KEY": self.key}
 
     def log_text(self) -> str:
-        """Return its whole output so far."""
         return self.log.read_text("utf-8")
 
     def request(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> HttpResponse:
@@ -135,17 +134,16 @@ class Server:
             return self.process.wait(PATIENCE)
 
 
-def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait until a condition is true."""
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to that"
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.01)
 
 
 @contextmanager
 def at_most(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Check that the block takes at most so many seconds."""
+    """Check that the block takes at most this many seconds."""
     began = clock()
     yield
     assert clock() - began < seconds
@@ -167,11 +165,9 @@ class StubHandler(BaseHTTPRequestHandler):
     wbufsize = -1  # send each response in one piece
 
     def body(self) -> bytes:
-        """Return the body of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """Send a response."""
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
@@ -229,10 +225,10 @@ for line in sys.stdin:
     order = json.loads(line)
     if "pid" in order:
         ended, status = os.waitpid(order["pid"], os.WNOHANG)
-        answer = os.waitstatus_to_exitcode(status) if ended else None
-    elif not (answer := os.fork()):
+        reply = os.waitstatus_to_exitcode(status) if ended else None
+    elif not (reply := os.fork()):
         break
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(reply), flush=True)
 else:
     sys.exit()
 for number, name in enumerate((os.devnull, *order["sinks"])):
@@ -279,20 +275,20 @@ class ForkedProcess:
 
     def __init__(self, program: str, line: Sequence[str], sinks: Sequence[str], **how: Any) -> None:
         self.returncode: int | None = None
-        self.pid = self.ask(program=program, arguments=line[3:], sinks=sinks, **how)
+        self.pid = self.order(program=program, arguments=line[3:], sinks=sinks, **how)
 
-    def ask(self, **order: Any) -> Any:
+    def order(self, **fields: Any) -> Any:
         """Send an order to the fork server, and return its reply."""
-        process, speaking = fork_server()
-        with speaking:
-            process.stdin.write(f"{json.dumps(order)}\n")
+        process, lock = fork_server()
+        with lock:
+            process.stdin.write(f"{json.dumps(fields)}\n")
             process.stdin.flush()
             return json.loads(process.stdout.readline())
 
     def poll(self) -> int | None:
         """Return the exit code, None while the process runs."""
         if self.returncode is None:
-            self.returncode = self.ask(pid=self.pid)
+            self.returncode = self.order(pid=self.pid)
         return self.returncode
 
     def wait(self, timeout: float = PATIENCE) -> int:
@@ -305,12 +301,10 @@ class ForkedProcess:
         return code
 
     def send_signal(self, how: signal.Signals) -> None:
-        """Send a signal to the process."""
         if self.poll() is None:
             os.kill(self.pid, how)
 
     def kill(self) -> None:
-        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -344,7 +338,7 @@ def program_with(**constants: Any) -> tuple[str, ...]:
     return (sys.executable, "-c", f"{IMPORT_CORE}{', ' * bool(imports)}{imports}; {changes}; findings_service.main()")
 
 
-STARTED = r"curl .*\n|shown this once: .*\n"  # printed at the first start
+STARTED = r"curl .*\n|shown only once: .*\n"  # printed at the first start
 
 
 def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = CORE_FOLDER, **env: str) -> Server:
@@ -358,14 +352,14 @@ def start_process(line: list[str], db: Path, until: str = STARTED, cwd: Path = C
             process = subprocess.Popen(line, stderr=sink, stdout=sink, cwd=cwd, env=environment(**env))
     deadline = time.monotonic() + PATIENCE
     has_ended = False  # read before the log, as a server prints its error last
-    while not re.search(until, said := log.read_text("utf-8")):
+    while not re.search(until, output := log.read_text("utf-8")):
         if has_ended or time.monotonic() > deadline:
             process.kill()
             process.wait(PATIENCE)
-            pytest.fail(f"the server did not start: {said}")
+            pytest.fail(f"the server did not start: {output}")
         time.sleep(0.02)
         has_ended = process.poll() is not None
-    return Server(process, db, said, log)
+    return Server(process, db, output, log)
 
 
 @pytest.fixture

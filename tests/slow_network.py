@@ -1,4 +1,4 @@
-"""A network for tests and benchmarks, which delays what passes to a server, stalls, cuts connections and goes away."""
+"""A network simulator for tests and benchmarks: it delays, stalls and cuts the connections to a server."""
 
 from __future__ import annotations
 
@@ -14,89 +14,89 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 HOST = "127.0.0.1"
-READ = 1 << 18  # bytes at once
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what a closed socket had still to send is dropped, and the peer told so
+READ = 1 << 18  # bytes per read
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing discards unsent data and sends RST
 Address = tuple[str, int] | str
 
 
 def connect(address: Address) -> socket.socket:
-    """Return a connection to a host and port, or to a socket's path."""
+    """Return a connection to a host and port, or to the path of a Unix socket."""
     if isinstance(address, str):
-        found = socket.socket(socket.AF_UNIX)
-        found.connect(address)
-        return found
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address)
+        return connection
     return without_delay(socket.create_connection(address))
 
 
-def without_delay(found: socket.socket) -> socket.socket:
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+def without_delay(connection: socket.socket) -> socket.socket:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
-class Way:
-    """One direction of a connection: the bytes in transit, and when each piece arrives."""
+class Flow:
+    """One direction of a connection: the bytes in transit, each piece with its time of arrival."""
 
-    def __init__(self, begin: socket.socket, end: socket.socket) -> None:
-        self.begin, self.end = begin, end
-        self.under_way: deque[tuple[float, bytes]] = deque()
+    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+        self.source, self.target = source, target
+        self.in_transit: deque[tuple[float, bytes]] = deque()
         self.ended = False
 
-    def take(self, delay: float) -> None:
-        """Read what is there; no data is the end."""
+    def receive(self, delay: float) -> None:
+        """Read the available data; an empty read is the end of the stream."""
         try:
-            data = self.begin.recv(READ)
+            data = self.source.recv(READ)
         except OSError:
             data = b""
-        self.under_way.append((time.monotonic() + delay, data))
+        self.in_transit.append((time.monotonic() + delay, data))
         self.ended = not data
 
     def deliver(self, now: float) -> None:
-        """Write what has arrived. :raises OSError: when the other side is gone, or wants no more."""
-        while self.under_way and self.under_way[0][0] <= now:
-            due, data = self.under_way.popleft()
+        """Write the data whose time has come. :raises OSError: at the end of the stream, or if the target is closed."""
+        while self.in_transit and self.in_transit[0][0] <= now:
+            due, data = self.in_transit.popleft()
             if not data:
                 raise ConnectionError
             try:
-                sent = self.end.send(data)
+                sent = self.target.send(data)
             except BlockingIOError:
                 sent = 0
             if sent < len(data):
-                self.under_way.appendleft((due, data[sent:]))
+                self.in_transit.appendleft((due, data[sent:]))
                 return
 
 
 class Router:
-    """What passes the network on, in one loop: the clock of `select` is finer than that of event loops."""
+    """The loop that forwards data. It uses `select`, whose timeouts are finer than those of event loops."""
 
-    def __init__(self, target: Address, seconds: float, orders: Connection) -> None:
-        self.target, self.seconds, self.orders = target, seconds, orders
+    def __init__(self, target: Address, seconds: float, pipe: Connection) -> None:
+        self.target, self.seconds, self.pipe = target, seconds, pipe
         self.port = 0
         self.stalls = False
         self.listener: socket.socket | None = None
-        self.ways: dict[socket.socket, Way] = {}  # by where they begin
+        self.flows: dict[socket.socket, Flow] = {}  # by their source
 
-    def turn(self) -> None:
+    def step(self) -> None:
         now = time.monotonic()
-        ways = [] if self.stalls else [*self.ways.values()]
+        flows = [] if self.stalls else [*self.flows.values()]
         listeners = [self.listener] if self.listener and not self.stalls else []
-        reading: list[Any] = [self.orders, *listeners, *(way.begin for way in ways if not way.ended)]
-        dues = {way.end: way.under_way[0][0] for way in ways if way.under_way}
-        blocked = [end for end, due in dues.items() if due <= now]
-        later = min((due for due in dues.values() if due > now), default=None)
-        ready, _, _ = select.select(reading, blocked, [], None if later is None else later - now)
+        reading: list[Any] = [self.pipe, *listeners, *(flow.source for flow in flows if not flow.ended)]
+        due_times = {flow.target: flow.in_transit[0][0] for flow in flows if flow.in_transit}
+        blocked = [end for end, due in due_times.items() if due <= now]
+        next_due = min((due for due in due_times.values() if due > now), default=None)
+        ready, _, _ = select.select(reading, blocked, [], None if next_due is None else next_due - now)
         for each in ready:
-            if each is self.orders:
-                name, value = self.orders.recv()
-                self.orders.send(getattr(self, name)(*value))
+            if each is self.pipe:
+                name, value = self.pipe.recv()
+                self.pipe.send(getattr(self, name)(*value))
             elif each is self.listener:
                 self.accept()
-            elif each in self.ways:
-                self.ways[each].take(self.seconds)
-        for way in [] if self.stalls else [*self.ways.values()]:
+            elif each in self.flows:
+                self.flows[each].receive(self.seconds)
+        for flow in [] if self.stalls else [*self.flows.values()]:
             try:
-                way.deliver(time.monotonic())
+                flow.deliver(time.monotonic())
             except OSError:
-                self.drop(way, reset=False)
+                self.drop(flow, reset=False)
 
     def accept(self) -> None:
         assert self.listener
@@ -109,20 +109,20 @@ class Router:
                 return
             for end in (without_delay(client), server):
                 end.setblocking(False)
-            self.ways[client], self.ways[server] = Way(client, server), Way(server, client)
+            self.flows[client], self.flows[server] = Flow(client, server), Flow(server, client)
 
-    def drop(self, way: Way, *, reset: bool) -> None:
-        for end in (way.begin, way.end):
-            if self.ways.pop(end, None):
+    def drop(self, flow: Flow, *, reset: bool) -> None:
+        for end in (flow.source, flow.target):
+            if self.flows.pop(end, None):
                 if reset:
                     with suppress(OSError):
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 end.close()
 
-    # Orders
+    # Commands of the test process
 
     def come_back(self) -> int:
-        """Take connections, again at the same port, which is returned."""
+        """Accept connections (again), always at the same port, and return the port."""
         if self.listener is None:
             self.listener = socket.create_server((HOST, self.port), backlog=512)
             self.listener.setblocking(False)
@@ -130,72 +130,72 @@ class Router:
         return self.port
 
     def delay(self, seconds: float) -> None:
-        """Let everything take some seconds each way from now on."""
+        """Set the delay of each direction, in seconds."""
         self.seconds = seconds
 
     def stall(self) -> None:
-        """Let nothing arrive any more, without a word."""
+        """Stop forwarding, but keep the connections open."""
         self.stalls = True
 
     def go_on(self) -> None:
-        """Let everything arrive again."""
+        """Forward data again after `stall`."""
         self.stalls = False
 
     def cut(self) -> None:
-        """Cut all connections."""
-        for way in list(self.ways.values()):
-            self.drop(way, reset=True)
+        """Reset all connections."""
+        for flow in list(self.flows.values()):
+            self.drop(flow, reset=True)
 
     def go_away(self) -> None:
-        """Cut all connections, and take no more."""
+        """Reset all connections, and refuse new ones."""
         self.cut()
         if self.listener:
             self.listener.close()
         self.listener = None
 
 
-def run_router(target: Address, delay: float, orders: Connection) -> None:
-    """Pass on what comes, until the one who gives orders is gone."""
-    router = Router(target, delay, orders)
+def run_router(target: Address, delay: float, pipe: Connection) -> None:
+    """Run a router until the pipe of its commands is closed."""
+    router = Router(target, delay, pipe)
     with suppress(EOFError):
         while True:
-            router.turn()
+            router.step()
 
 
 class SlowNetwork:
-    """A network to a server, in a process of its own: whoever connects to `port` reaches the server.
+    """A network to a server, in a process of its own; connections to `port` reach the server.
 
-    Its other methods are the orders that a `Router` takes.
+    Its other methods are the commands of `Router`.
     """
 
-    def __init__(self, orders: Connection) -> None:
-        self._orders = orders
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
         self.port: int = self.come_back()
 
-    def __getattr__(self, order: str) -> Callable[..., Any]:
-        def give(*values: Any) -> Any:
-            self._orders.send((order, values))
-            return self._orders.recv()
+    def __getattr__(self, command: str) -> Callable[..., Any]:
+        def send(*values: Any) -> Any:
+            self._pipe.send((command, values))
+            return self._pipe.recv()
 
-        return give
+        return send
 
 
 @contextmanager
 def slow_network(target: Address, delay: float = 0.0) -> Iterator[SlowNetwork]:
-    """Start a network to a server, and end its process afterwards.
+    """Start a network to a server in a process, and end the process afterwards.
 
     :param target: host and port of the server, or the path of its socket.
-    :param delay: seconds that everything takes each way.
+    :param delay: the delay of each direction, in seconds.
     """
     context = multiprocessing.get_context("spawn")
-    orders, theirs = context.Pipe()
-    process = context.Process(target=run_router, args=(target, delay, theirs), daemon=True)
+    pipe, child_end = context.Pipe()
+    process = context.Process(target=run_router, args=(target, delay, child_end), daemon=True)
     process.start()
-    theirs.close()
+    child_end.close()
     try:
-        yield SlowNetwork(orders)
+        yield SlowNetwork(pipe)
     finally:
-        orders.close()
+        pipe.close()
         process.join(5)
         process.kill()
         process.join()

@@ -1,4 +1,4 @@
-"""Random runs and tasks, and a second implementation of the filters that their lists are compared with."""
+"""Random runs and tasks, and a second implementation of the list filters to compare with."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class Survey:
 
     def expected_runs(self, query: dict[str, Any]) -> list[str]:
         """Return the expected ids of a list of runs, in order."""
-        found = [run for run in self.runs if all(matches(run, name, value) for name, value in query.items())]
-        return [run["id"] for run in reversed(found)]
+        runs = [run for run in self.runs if all(matches(run, name, value) for name, value in query.items())]
+        return [run["id"] for run in reversed(runs)]
 
     def is_missing_from(self, item: dict[str, Any], run_id: str) -> bool:
         """Return whether a task is missing from a run: `missingFrom` of the API."""
         run = self.run(run_id)
-        later = (each for each in self.runs if run and each["id"] >= run_id and each["branch"] == run["branch"])
+        later_runs = (each for each in self.runs if run and each["id"] >= run_id and each["branch"] == run["branch"])
         return bool(
             run
             and item["externalId"]
             and item["status"] in ("open", "in_progress")
-            and same_surface(item, run)
-            and not any(item["id"] in self.reported[each["id"]] for each in later)
+            and same_target(item, run)
+            and not any(item["id"] in self.reported[each["id"]] for each in later_runs)
             and (not item["branch"] or (run["branch"] and self.is_known_to(item, run["branch"])))
         )
 
@@ -64,7 +64,7 @@ class Survey:
         run, known = self.runs[runs.index(run_id)], set[str]()
         for other in self.runs[: runs.index(run_id)]:
             if other["status"] == "completed" and other["branch"] is None:
-                known = self.reported[other["id"]] if same_surface(run, other) else known
+                known = self.reported[other["id"]] if same_target(run, other) else known
         return item["id"] in self.reported[run_id] - known
 
     def is_known_to(self, item: dict[str, Any], branch: str) -> bool:
@@ -90,15 +90,15 @@ class Survey:
 
     def expected_tasks(self, query: dict[str, Any]) -> list[str]:
         """Return the expected ids of a list of tasks, in order."""
-        found = [item for item in self.tasks if all(self.accepts(item, *pair) for pair in query.items())]
-        found.sort(key=lambda item: item["id"], reverse=query.get("sort") != "createdAt")
+        tasks = [item for item in self.tasks if all(self.accepts(item, *pair) for pair in query.items())]
+        tasks.sort(key=lambda item: item["id"], reverse=query.get("sort") != "createdAt")
         if query.get("sort") == "severity":
-            found.sort(key=lambda item: SEVERITIES.index(item["severity"]))
-        return [item["id"] for item in found]
+            tasks.sort(key=lambda item: SEVERITIES.index(item["severity"]))
+        return [item["id"] for item in tasks]
 
 
-def same_surface(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two runs, or a run and a task, have the same project type and target."""
+def same_target(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two runs, or a run and a task, have the same project type and target URL."""
     return all(one[name] == other[name] for name in ("projectType", "targetUrl"))
 
 
@@ -107,11 +107,11 @@ def matches(item: dict[str, Any], name: str, value: Any) -> bool:
     if name == "without":
         return not item["tags" if value == "tag" else value]
     if name == "location":
-        ends = (value,) if value[-1] in "/:" else (f"{value}/", f"{value}:")
-        return bool(item["location"]) and (item["location"] == value or item["location"].startswith(ends))
+        prefixes = (value,) if value[-1] in "/:" else (f"{value}/", f"{value}:")
+        return bool(item["location"]) and (item["location"] == value or item["location"].startswith(prefixes))
     if name in ("rule", "tag"):
-        having = item["tags"] if name == "tag" else [item["rule"]]
-        return not {value, *value.split(",")}.isdisjoint(having)
+        labels = item["tags"] if name == "tag" else [item["rule"]]
+        return not {value, *value.split(",")}.isdisjoint(labels)
     if name == "mainLine":
         return (item["branch"] is None) is (value == "true")
     if name == "branch":
@@ -123,7 +123,6 @@ def matches(item: dict[str, Any], name: str, value: Any) -> bool:
 
 
 def random_task(dice: random.Random) -> dict[str, Any]:
-    """Return a random task."""
     fields: dict[str, Any] = {"title": f"Finding {dice.random()}", "severity": dice.choice(SEVERITIES)}
     if dice.random() < 0.6:
         fields["externalId"] = f"f-{dice.randrange(12)}"
@@ -138,15 +137,15 @@ def random_task(dice: random.Random) -> dict[str, Any]:
 def random_survey(app: flask.Flask, seed: int) -> Survey:
     """Fill a service with random runs and tasks, then read each by its id."""
     dice, client, reported = random.Random(seed), client_of(app), {}
-    stranger = client_of(app, client="stranger")
-    for owner, rounds in ((client, 24), (stranger, 2)):
+    other_client = client_of(app, client="other")
+    for owner, rounds in ((client, 24), (other_client, 2)):
         for name in TYPES:
             owner.register(name)
         for number in range(rounds):
             fields = {"targetUrl": TARGETS[number // 3 % 3], "branch": dice.choice(BRANCHES)}
             run = owner.start(TYPES[number % 3] if number < 9 else dice.choice(TYPES), **fields)
-            done = [owner.submit(run, *[random_task(dice) for _ in range(7)]) for _ in range(2)]
-            ids = {item["id"] for batch in done for item in batch["tasks"]}
+            responses = [owner.submit(run, *[random_task(dice) for _ in range(7)]) for _ in range(2)]
+            ids = {item["id"] for batch in responses for item in batch["tasks"]}
             if owner is client:
                 reported[run] = ids
             for task_id in dice.sample(sorted(ids), 3):

@@ -1,4 +1,4 @@
-"""Backups, and the size of files."""
+"""The commands `backup` and `compact`, and commands on unusable files."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compa
 
 
 def back_up(db: Path, copy: Path, *options: str) -> str:
-    """Make a backup, and return what is told of it."""
+    """Create a backup, and return its standard error."""
     done = invoke("backup", str(copy), *options, "--db", str(db))
     assert done.exit_code == 0, done.output
     return done.stderr
 
 
-def refused(line: str, db: Path | str, *words: str) -> str:
-    """Return the one line that says why a command does nothing."""
+def error_line(line: str, db: Path | str, *words: str) -> str:
+    """Run a command that fails, and return its error, which is one line."""
     done = invoke(*line.split(), *words, "--db", str(db))
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.output
     return done.stderr
 
 
 @pytest.mark.parametrize(
-    ("make", "told", "line"),
+    ("make", "message", "line"),
     [
         (*each.values, line)
         for each in (*UNUSABLE, *cases(empty=(Path.touch, "is empty")))
         for line in COMMAND_LINES
-        if not (each.id in ("newer", "older") and line.startswith("backup"))  # which copies it
+        if not (each.id in ("newer", "older") and line.startswith("backup"))  # backup copies other schema versions
     ],
 )
-def test_a_command_on_a_file_that_cannot_be_used_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object], told: str, line: str
+def test_command_on_an_unusable_file_prints_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object], message: str, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "bad.db")
     before = files_in(tmp_path)
-    said = refused(line, "bad.db")
-    assert "bad.db" in said
-    assert told in said or "there is no file" in said
+    line_printed = error_line(line, "bad.db")
+    assert "bad.db" in line_printed
+    assert message in line_printed or "there is no file" in line_printed
     assert files_in(tmp_path) == before
 
 
 @contextmanager
-def written_to(server: Server, path: str, body: dict[str, Any], writers: int) -> Iterator[list[int]]:
-    """Let some write to a server all the while, and give the statuses of its answers."""
+def continuous_writes(server: Server, path: str, body: dict[str, Any], writers: int) -> Iterator[list[int]]:
+    """Write to a server in threads during the block, and yield the list of the response statuses."""
     statuses, done = list[int](), threading.Event()
 
     def write() -> None:
@@ -79,51 +79,51 @@ def written_to(server: Server, path: str, body: dict[str, Any], writers: int) ->
             statuses.append(server.request("POST", path, body).status_code)
 
     with ThreadPoolExecutor(writers) as pool:
-        writing = [pool.submit(write) for _ in range(writers)]
+        writes = [pool.submit(write) for _ in range(writers)]
         try:
             yield statuses
         finally:
             done.set()
-    assert [each.result() for each in writing] == [None] * writers
+    assert [each.result() for each in writes] == [None] * writers
 
 
-def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tmp_path: Path) -> None:
+def test_backup_during_writes_is_a_consistent_snapshot(server: Server, tmp_path: Path) -> None:
     path, copy = f"{API}/runs/{server.start_run()}/tasks", tmp_path / "copy.db"
     for _ in range(4):
         server.request("POST", path, {"tasks": [task(description="x" * 60_000)] * 25})
-    with written_to(server, path, {"tasks": [task()] * 7}, writers=3) as statuses:
+    with continuous_writes(server, path, {"tasks": [task()] * 7}, writers=3) as statuses:
         wait_until(lambda: statuses)
         before = server.request("GET", f"{API}/tasks?limit=1").json["total"]
         backed_up = command("backup", str(copy), "--db", str(server.db))
     after = server.request("GET", f"{API}/tasks?limit=1").json["total"]
     assert (backed_up.returncode, "verified" in backed_up.stderr) == (0, True)
     with connect_directly(copy) as connection:
-        (held,) = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()
-    assert 100 < before <= held < after == 100 + 7 * statuses.count(201)
-    assert (held - 100) % 7 == 0
+        (copied,) = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()
+    assert 100 < before <= copied < after == 100 + 7 * statuses.count(201)
+    assert (copied - 100) % 7 == 0
     assert integrity_errors_of(copy) == []
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_damaged_database_gives_no_backup(filled: Path, tmp_path: Path) -> None:
+def test_damaged_database_is_not_backed_up(filled: Path, tmp_path: Path) -> None:
     with connect_directly(filled) as connection:
         damage_index(connection, "tasks_by_status")
-    assert "damaged" in refused("backup", filled, str(tmp_path / "copy.db"))
+    assert "damaged" in error_line("backup", filled, str(tmp_path / "copy.db"))
     assert [path.name for path in tmp_path.glob("copy.db*")] == []
 
 
 @pytest.mark.parametrize("suffix", ["-shm", "-wal", "-checkpointer", ""])
-def test_a_backup_takes_no_place_of_what_belongs_to_the_database(filled: Path, suffix: str) -> None:
-    assert "belongs to" in refused("backup --replace", filled, f"{filled}{suffix}")
+def test_backup_does_not_replace_the_databases_own_files(filled: Path, suffix: str) -> None:
+    assert "belongs to" in error_line("backup --replace", filled, f"{filled}{suffix}")
 
 
-def test_a_backup_replaces_an_older_one_only_when_told_to(filled: Path, tmp_path: Path) -> None:
+def test_backup_replaces_an_older_backup_only_with_replace(filled: Path, tmp_path: Path) -> None:
     copy, empty = tmp_path / "new" / "folder" / "copy.db", tmp_path / "empty.db"
     empty.touch(0o644)
     back_up(filled, copy)
     assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
     before = copy.stat()
-    refused("backup", filled, str(copy))
+    error_line("backup", filled, str(copy))
     assert copy.stat() == before
     for each in (copy, empty):
         back_up(filled, each, "--replace")
@@ -142,19 +142,19 @@ def test_a_backup_replaces_an_older_one_only_when_told_to(filled: Path, tmp_path
         database=foreign_database,
     ),
 )
-def test_a_backup_replaces_nothing_but_what_a_backup_may_be(filled: Path, tmp_path: Path, make: Any) -> None:
+def test_backup_does_not_replace_foreign_files(filled: Path, tmp_path: Path, make: Any) -> None:
     copy = tmp_path / "theirs"
     try:
         make(copy)
     except PermissionError:
-        pytest.skip("only root makes devices")
+        pytest.skip("only root can create devices")
     before = copy.lstat()
-    assert "was left as it is" in refused("backup --replace", filled, str(copy))
-    assert (copy.lstat()[:7], copy.lstat().st_mtime_ns) == (before[:7], before.st_mtime_ns)  # it may have been read
+    assert "was not changed" in error_line("backup --replace", filled, str(copy))
+    assert (copy.lstat()[:7], copy.lstat().st_mtime_ns) == (before[:7], before.st_mtime_ns)  # not st_atime
     assert list(tmp_path.glob("*.partial")) == []
 
 
-def test_a_backup_is_on_the_disk_before_it_is_told_of(
+def test_backup_is_synced_to_disk_before_success_is_reported(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = list[str]()
@@ -164,29 +164,29 @@ def test_a_backup_is_on_the_disk_before_it_is_told_of(
     assert synced[1:] == [str(tmp_path)]
 
 
-def test_a_backup_takes_no_place_beside_what_a_crash_left(filled: Path, tmp_path: Path) -> None:
+def test_backup_does_not_replace_a_file_with_an_unprocessed_wal(filled: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     back_up(filled, copy)
     (tmp_path / "copy.db-wal").write_bytes(b"acknowledged")
     before = {path: path.read_bytes() for path in tmp_path.glob("copy.db*")}
-    assert "findings-service check" in refused("backup --replace", filled, str(copy))
+    assert "findings-service check" in error_line("backup --replace", filled, str(copy))
     assert {path: path.read_bytes() for path in tmp_path.glob("copy.db*")} == before
 
 
 @pytest.mark.signals
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
-def test_a_backup_that_is_told_to_stop_leaves_nothing(filled: Path, tmp_path: Path, how: signal.Signals) -> None:
-    # Not one long sleep: a signal that arrives just before it would be looked at when it ends.
+def test_interrupted_backup_leaves_no_files(filled: Path, tmp_path: Path, how: signal.Signals) -> None:
+    # Many short sleeps, because a signal that arrives just before a long one is handled only at its end.
     slow = "lambda _: [print('begun', flush=True), *(time.sleep(0.05) for _ in range(1200))] and ()"
     program = f"{IMPORT_CORE} as core, time; core.SQLiteConnection.integrity_errors = {slow}; core.main()"
     line = [sys.executable, "-c", program, "backup", str(tmp_path / "copy.db"), "--db", str(filled)]
-    backing_up = start_process(line, tmp_path / "slow", "begun")
+    process = start_process(line, tmp_path / "slow", "begun")
     assert len(list(tmp_path.glob("copy.db*.partial"))) == 1
-    assert backing_up.stop(how) == 1
+    assert process.stop(how) == 1
     assert list(tmp_path.glob("copy.db*")) == []
 
 
-TWICE = f"""{IMPORT_CORE}, os, signal, time
+SECOND_SIGNAL = f"""{IMPORT_CORE}, os, signal, time
 from findings_features import backup
 with backup.interruptible():
     try:
@@ -195,19 +195,19 @@ with backup.interruptible():
     finally:
         for number in (signal.SIGTERM, signal.SIGHUP):
             os.kill(os.getpid(), number)
-        print("undone")
+        print("cleaned up")
 """
 
 
 @pytest.mark.signals
-def test_a_second_signal_does_not_end_what_undoes_what_was_begun() -> None:
-    done = command(program=(sys.executable, "-c", TWICE))
-    assert (done.stdout, done.stderr.splitlines()[-1]) == ("undone\n", "KeyboardInterrupt")
+def test_second_signal_does_not_interrupt_the_cleanup() -> None:
+    done = command(program=(sys.executable, "-c", SECOND_SIGNAL))
+    assert (done.stdout, done.stderr.splitlines()[-1]) == ("cleaned up\n", "KeyboardInterrupt")
 
 
-def test_a_backup_replaces_no_database_that_another_process_has_open(filled: Path, server: Server) -> None:
+def test_backup_does_not_replace_an_open_database(filled: Path, server: Server) -> None:
     run = server.start_run()
-    assert f"{server.db} is open in another process" in refused("backup --replace", filled, str(server.db))
+    assert f"{server.db} is open in another process" in error_line("backup --replace", filled, str(server.db))
     assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
     assert not list(filled.parent.glob("*.partial*"))
     server.stop()
@@ -215,27 +215,27 @@ def test_a_backup_replaces_no_database_that_another_process_has_open(filled: Pat
     assert stored_rows(server.db) == stored_rows(filled)
 
 
-def heard_on_a_terminal(*arguments: str) -> str:
-    """Run a command whose standard error is a terminal, and return what shows there."""
-    ours, theirs = pty.openpty()
-    heard = b""
+def terminal_output(*arguments: str) -> str:
+    """Run a command with a terminal as standard error, and return the output there."""
+    reading_end, writing_end = pty.openpty()
+    output = b""
     line = [*PROGRAM, *with_databases(arguments)]
-    with subprocess.Popen(line, cwd=HERE, stdout=subprocess.DEVNULL, stderr=theirs, env=environment()) as process:
-        os.close(theirs)
-        with suppress(OSError):  # Linux says so when the other end is closed
-            while part := os.read(ours, 4096):
-                heard += part
-        os.close(ours)
+    with subprocess.Popen(line, cwd=HERE, stdout=subprocess.DEVNULL, stderr=writing_end, env=environment()) as process:
+        os.close(writing_end)
+        with suppress(OSError):  # raised by Linux when the other end is closed
+            while part := os.read(reading_end, 4096):
+                output += part
+        os.close(reading_end)
     assert process.returncode == 0
-    return heard.decode()
+    return output.decode()
 
 
-def test_a_backup_shows_its_progress_on_a_terminal_only(client: Client, run: str, tmp_path: Path) -> None:
+def test_backup_shows_progress_on_a_terminal_only(client: Client, run: str, tmp_path: Path) -> None:
     for _ in range(5):
         client.submit(run, *[task(description="x" * 60_000)] * 25)
     db = tmp_path / "findings.db"
-    heard = heard_on_a_terminal("backup", str(tmp_path / "one.db"), "--db", str(db))
-    shown = [int(number) for number in re.findall(r"(\d+)%", heard)]
+    output = terminal_output("backup", str(tmp_path / "one.db"), "--db", str(db))
+    shown = [int(number) for number in re.findall(r"(\d+)%", output)]
     assert shown == sorted(shown)
     assert len(shown) > 1
     assert shown[-1] == 100
@@ -243,21 +243,21 @@ def test_a_backup_shows_its_progress_on_a_terminal_only(client: Client, run: str
 
 
 @pytest.mark.parametrize("version", [7, 99])
-def test_a_backup_of_another_version_is_a_copy_of_it(tmp_path: Path, version: int) -> None:
+def test_backup_of_another_schema_version_is_an_exact_copy(tmp_path: Path, version: int) -> None:
     database_of_version(version, tmp_path / "x.db")
     before = stored_rows(tmp_path / "x.db")
-    told = back_up(tmp_path / "x.db", tmp_path / "copy.db")
-    assert len(told.splitlines()) == 1
+    output = back_up(tmp_path / "x.db", tmp_path / "copy.db")
+    assert len(output.splitlines()) == 1
     assert stored_rows(tmp_path / "copy.db") == stored_rows(tmp_path / "x.db") == before
 
 
-def test_what_the_system_does_not_allow_is_one_line_also_without_a_file() -> None:
+def test_permission_error_without_a_filename_is_readable() -> None:
     with pytest.raises(click.ClickException, match="Permission denied"), findings_service.readable_errors("x.db"):
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def fill_and_prune(server: Server) -> int:
-    """Leave a server with a megabyte of nothing in its file, and one run; return the size of the file."""
+    """Leave a server's database with over 1 MB of free pages and one run, and return the size of the file."""
     old, kept = server.start_run(), server.start_run()
     server.request("POST", f"{API}/runs/{kept}/tasks", task(title="Kept"))
     for _ in range(5):
@@ -271,7 +271,7 @@ def fill_and_prune(server: Server) -> int:
     return server.db.stat().st_size
 
 
-def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callable[..., Server]) -> None:
+def test_compact_shrinks_the_file_of_a_stopped_service(serve: Callable[..., Server]) -> None:
     server = serve()
     before = fill_and_prune(server)
     server.stop()
@@ -285,19 +285,19 @@ def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callabl
         assert connection.execute("SELECT title FROM tasks").fetchall() == [("Kept",)]
 
 
-def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) -> None:
+def test_compact_shrinks_the_file_of_a_running_service(server: Server) -> None:
     before = fill_and_prune(server)
     path = f"{API}/runs/{server.start_run()}/tasks"
-    with written_to(server, path, task(), writers=2) as statuses:
+    with continuous_writes(server, path, task(), writers=2) as statuses:
         compacted = command("compact", "--db", str(server.db))
     assert compacted.returncode == 0, compacted.stderr
-    wait_until(lambda: server.db.stat().st_size < before)  # with the server's next turn
+    wait_until(lambda: server.db.stat().st_size < before)  # at the server's next maintenance
     assert {*statuses} == {201}
     assert server.request("GET", f"{API}/tasks").json["total"] == 1 + len(statuses)
     assert integrity_errors_of(server.db) == []
 
 
-def test_compact_audits_what_it_made(filled: Path) -> None:
+def test_compact_audits_the_result(filled: Path) -> None:
     with connect_directly(filled) as connection:
         connection.execute("UPDATE counters SET n = n + 1")
     done = invoke("compact", "--db", str(filled))

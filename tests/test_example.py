@@ -1,4 +1,4 @@
-"""The example agent, beside a server and with a stand-in for bandit."""
+"""Tests of the example agent, with a server and a stub of bandit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.clients import API
 from tests.documents import HERE
 from tests.servers import PATIENCE, Server, environment, reset_signals
 
-# What it does, files say that are in the folder which it looks through.
+# Files in the scanned folder control what it does.
 BANDIT = """
 import json, pathlib
 if pathlib.Path("broken").exists():
@@ -28,7 +28,7 @@ print(json.dumps({"errors": errors, "results": 2 * (not pathlib.Path("mended").e
 raise SystemExit(1)
 """
 FILES = {
-    "lib/bandit/__init__.py": "",  # else one that is installed would come before it
+    "lib/bandit/__init__.py": "",  # a regular package, so that it takes precedence over an installed bandit
     "lib/bandit/__main__.py": BANDIT,
     "without/sitecustomize.py": "import sys; sys.modules['bandit'] = None\n",
 }
@@ -37,7 +37,7 @@ Agent = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def agent(tmp_path: Path, server: Server) -> Agent:
-    """Start the agent, with bandit's stand-in or without, on a folder with such files."""
+    """A function that starts the agent on a folder with the given files, with or without the stub of bandit."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
@@ -54,45 +54,45 @@ def agent(tmp_path: Path, server: Server) -> Agent:
     return start
 
 
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
-    """Return how an agent ended: the exit code, what it said, and the lines of its errors."""
+def result_of(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
+    """Wait for an agent, and return its exit code, its output and the lines of its standard error."""
     out, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, out, errors.strip().splitlines()
 
 
 def runs_of(server: Server) -> list[tuple[str, str | None]]:
-    """Return how a server's runs stand, newest first."""
+    """Return the status of each run of a server, with its reason, newest first."""
     runs = server.request("GET", f"{API}/runs").json["runs"]
     return [(run["status"], run["statusReason"]) for run in runs]
 
 
-def test_the_example_agent_knows_its_findings_again_and_resolves_what_is_gone(agent: Agent, server: Server) -> None:
-    twice = "0 created, 0 updated, 0 reopened, 2 unchanged"
-    for files, told in (
+def test_example_agent_recognizes_findings_and_resolves_missing_ones(agent: Agent, server: Server) -> None:
+    unchanged = "0 created, 0 updated, 0 reopened, 2 unchanged"
+    for files, expected in (
         ((), "2 created, 0 updated, 0 reopened, 0 unchanged"),
-        ((), twice),
+        ((), unchanged),
         (("mended",), "2 resolved"),
     ):
-        code, out, errors = end_of(agent(*files))
-        assert (code, errors, told in out) == (0, [], True), out
+        code, out, errors = result_of(agent(*files))
+        assert (code, errors, expected in out) == (0, [], True), out
     assert runs_of(server) == [("completed", None)] * 3
 
 
 MISSING = (
     ({"FINDINGS_KEY": ""}, "FINDINGS_KEY is not set"),
     ({"FINDINGS_KEY": "fts_x"}, "API key"),
-    ({"FINDINGS_URL": "http://127.0.0.1:9"}, "no answer from http://127.0.0.1:9: Connection refused"),
+    ({"FINDINGS_URL": "http://127.0.0.1:9"}, "no response from http://127.0.0.1:9: Connection refused"),
     ({"FINDINGS_URL": "nowhere"}, "the service's URL: 'nowhere' is not a URL"),
     ({"lib": "without"}, "bandit is not installed"),
-    ({"folder": "none"}, "There is no folder"),
+    ({"folder": "none"}, "is not a folder"),
 )
 
 
-def test_the_example_agent_says_in_one_line_what_is_missing(agent: Agent, server: Server) -> None:
-    for without, told in MISSING:
-        code, out, errors = end_of(agent(**without))
+def test_example_agent_reports_missing_requirements_in_one_line(agent: Agent, server: Server) -> None:
+    for options, expected in MISSING:
+        code, out, errors = result_of(agent(**options))
         assert (code, out, len(errors)) == (1, "", 1), errors
-        assert told in errors[0]
+        assert expected in errors[0]
     assert runs_of(server) == []
 
 
@@ -100,8 +100,8 @@ FAILING = {"broken": "bandit failed: bandit broke", "unread": "bandit could not 
 
 
 @pytest.mark.parametrize("file", FAILING)
-def test_a_run_of_the_example_agent_fails_with_it(agent: Agent, server: Server, file: str) -> None:
-    code, _, errors = end_of(agent(file))
+def test_run_fails_if_the_example_agent_fails(agent: Agent, server: Server, file: str) -> None:
+    code, _, errors = result_of(agent(file))
     assert (code, len(errors)) == (1, 1), errors
-    [(status, told)] = runs_of(server)
-    assert (status, told.startswith(FAILING[file])) == ("failed", True)
+    [(status, reason)] = runs_of(server)
+    assert (status, reason.startswith(FAILING[file])) == ("failed", True)

@@ -1,4 +1,4 @@
-"""Lists of tasks in other forms than JSON."""
+"""Exports: task lists in formats other than the JSON of the API."""
 
 from __future__ import annotations
 
@@ -30,53 +30,55 @@ from tests.hostile import half_open
 from tests.servers import Server, command, resident_memory, start_process, wait_until
 
 
-def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
-    """Have lists go out in a form until the patch is undone."""
+def register_format(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
+    """Register a list format until the patch is undone."""
     patch.setitem(findings_service.REGISTRY.list_exports, form.media_type, None)
     exports.add(form)
 
 
-def written_lines(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
-    """Write a list of tasks as lines of its titles and comments, the way a part writes one."""
+def write_lines(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
+    """Yield a line with title and comment for each task, like the writer of a module."""
     for listed in tasks:
         yield f"{listed.task.title} {listed.comment or ''}".rstrip().encode() + b"\n"
 
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The media type of another form of lists, of which a few tasks are read at once."""
-    form = exports.ListFormat(media_type="text/lines", write=written_lines)
-    add_form(form, monkeypatch)
-    monkeypatch.setattr(exports, "EXPORT_LOT", 3)
+    """The media type of a registered list format; three tasks are read at a time."""
+    form = exports.ListFormat(media_type="text/lines", write=write_lines)
+    register_format(form, monkeypatch)
+    monkeypatch.setattr(exports, "EXPORT_BATCH", 3)
     patch_core(monkeypatch, "DOCUMENT_PIECE", 1)
     return form.media_type
 
 
-def exported(client: Client, query: str = "", accept: str = "text/lines", **how: Any) -> Any:
-    """Return a list of tasks in another form, which OpenAPI does not tell of."""
+def get_export(client: Client, query: str = "", accept: str = "text/lines", **how: Any) -> Any:
+    """Return the response with an export, not checked against OpenAPI."""
     headers = {"Authorization": f"Bearer {client.key}", "Accept": accept}
     return FlaskClient(client.application, flask.Response).get(f"{API}/tasks{query}", headers=headers, **how)
 
 
-def query_behind(response: Any) -> str:
-    """Return the query of the link to what follows a list, empty where nothing does."""
+def next_query(response: Any) -> str:
+    """Return the query string of the next link, or an empty string if there is none."""
     return str(response.headers.get("Link", "")).partition(f"<{API}/tasks")[2].removesuffix('>; rel="next"')
 
 
-WANTED = ("text/lines", "application/json;q=0.9, text/lines", "text/lines; charset=utf-8", "text/lines, */*;q=0.1")
-NOT_WANTED = (
+WITH_LINES = ("text/lines", "application/json;q=0.9, text/lines", "text/lines; charset=utf-8", "text/lines, */*;q=0.1")
+WITHOUT_LINES = (
     *("text/lines;q=0.5, application/json", "text/lines;q=0.5, application/json; charset=utf-8", "*/*", "image/png"),
     *("text/html, application/xhtml+xml, */*;q=0.8", "text/lines;q=0", "", "text/lines;q=x;;,,;"),
 )
 
 
 @pytest.mark.usefixtures("lines")
-def test_a_list_goes_out_in_the_form_that_is_wanted_most(client: Client, run: str) -> None:
+def test_accept_header_selects_the_format_of_a_list(client: Client, run: str) -> None:
     client.add(run, title="One")
-    for accept in (*WANTED, *NOT_WANTED):
-        kind, start = ("text/lines", b"One\n") if accept in WANTED else ("application/json", b'{"page"')
-        response = exported(client, accept=accept)
-        assert (response.status_code, response.content_type, response.data[: len(start)]) == (200, kind, start), accept
+    for accept in (*WITH_LINES, *WITHOUT_LINES):
+        media_type, start = ("text/lines", b"One\n") if accept in WITH_LINES else ("application/json", b'{"page"')
+        response = get_export(client, accept=accept)
+        assert (response.status_code, response.content_type, response.data[: len(start)]) == (200, media_type, start), (
+            accept
+        )
 
 
 @pytest.fixture
@@ -86,49 +88,49 @@ def listed(client: Client, run: str, lines: str) -> Client:
     return client
 
 
-def test_a_list_in_another_form_has_everything_that_the_filters_leave(listed: Client) -> None:
-    assert exported(listed).data.split() == [b"T%02d" % n for n in reversed(range(25))]
-    assert exported(listed, "?severity=low&sort=createdAt").data.split() == [b"T03", b"T08", b"T13", b"T18", b"T23"]
-    by_severity = exported(listed, "?sort=severity").data.split()
+def test_export_contains_all_tasks_that_match_the_filters(listed: Client) -> None:
+    assert get_export(listed).data.split() == [b"T%02d" % n for n in reversed(range(25))]
+    assert get_export(listed, "?severity=low&sort=createdAt").data.split() == [b"T03", b"T08", b"T13", b"T18", b"T23"]
+    by_severity = get_export(listed, "?sort=severity").data.split()
     assert by_severity[:6] == [b"T20", b"T15", b"T10", b"T05", b"T00", b"T21"]
-    assert exported(listed, "?status=dismissed").data == b""
-    assert "Link" not in exported(listed, "?limit=25").headers
+    assert get_export(listed, "?status=dismissed").data == b""
+    assert "Link" not in get_export(listed, "?limit=25").headers
 
 
-def walked(client: Client, query: str) -> list[list[bytes]]:
-    """Return the titles of each part of a list, by its links."""
-    response = exported(client, query)
-    behind = query_behind(response)
-    return [response.data.split(), *(walked(client, behind) if behind else ())]
+def pages_of(client: Client, query: str) -> list[list[bytes]]:
+    """Return the titles on each page of an export by following its links."""
+    response = get_export(client, query)
+    following = next_query(response)
+    return [response.data.split(), *(pages_of(client, following) if following else ())]
 
 
-def test_a_long_list_in_another_form_goes_on_behind_its_link(listed: Client) -> None:
+def test_long_export_continues_at_its_next_link(listed: Client) -> None:
     for query in ("sort=-createdAt", "sort=createdAt", "sort=severity&status=open,resolved"):
-        found = walked(listed, f"?{query}&limit=7")
-        assert [len(each) for each in found] == [7, 7, 7, 4]
-        assert list(itertools.chain(*found)) == exported(listed, f"?{query}").data.split()
+        pages = pages_of(listed, f"?{query}&limit=7")
+        assert [len(each) for each in pages] == [7, 7, 7, 4]
+        assert list(itertools.chain(*pages)) == get_export(listed, f"?{query}").data.split()
 
 
 @pytest.mark.usefixtures("lines")
-def test_a_list_in_another_form_refuses_what_is_of_pages_or_makes_no_sense(client: Client) -> None:
+def test_export_rejects_page_parameters_and_invalid_values(client: Client) -> None:
     for query in ("page=1", "view=full", "limit=100001", "limit=0", "sevrity=low", "after=x"):
-        assert_problem(exported(client, f"?{query}"), 400, "invalid_parameter", query.partition("=")[0])
+        assert_problem(get_export(client, f"?{query}"), 400, "invalid_parameter", query.partition("=")[0])
 
 
-def test_a_list_in_another_form_is_of_one_moment(listed: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    select, written = exports.select_listed, itertools.count()
+def test_export_reads_one_snapshot(listed: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    select, numbers = exports.select_listed, itertools.count()
 
-    def select_and_write(*given: Any) -> Any:
-        read = select(*given)
-        listed.submit(run, task(title=f"new {next(written)}"), task(title="changed", externalId="9"))
-        return read
+    def select_and_write(*arguments: Any) -> Any:
+        rows = select(*arguments)
+        listed.submit(run, task(title=f"new {next(numbers)}"), task(title="changed", externalId="9"))
+        return rows
 
     monkeypatch.setattr(exports, "select_listed", select_and_write)
-    assert exported(listed, "?limit=15").data.split() == [b"T%02d" % n for n in range(24, 9, -1)]
-    assert next(written) == 5
+    assert get_export(listed, "?limit=15").data.split() == [b"T%02d" % n for n in range(24, 9, -1)]
+    assert next(numbers) == 5
 
 
-def test_a_list_whose_connection_is_lost_is_written_again(listed: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_restarts_after_a_lost_connection(listed: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     write, lost = exports.ExportFile.write, iter([False, True])
 
     def write_or_lose(document: exports.ExportFile, piece: bytes) -> None:
@@ -137,13 +139,13 @@ def test_a_list_whose_connection_is_lost_is_written_again(listed: Client, monkey
             raise findings_service.TryAgain
 
     monkeypatch.setattr(exports.ExportFile, "write", write_or_lose)
-    assert exported(listed).data.split() == [b"T%02d" % n for n in reversed(range(25))]
+    assert get_export(listed).data.split() == [b"T%02d" % n for n in reversed(range(25))]
     assert next(lost, None) is None
 
 
 @pytest.mark.usefixtures("lines")
 @pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
-def test_a_walk_has_every_task_once_where_two_servers_clocks_differ(
+def test_pages_have_every_task_once_if_server_clocks_differ(
     app: flask.Flask, client: Client, run: str, sort: str
 ) -> None:
     tasks = client.submit(run, *(task(title=f"T{n}") for n in range(6)))["tasks"]
@@ -153,17 +155,17 @@ def test_a_walk_has_every_task_once_where_two_servers_clocks_differ(
             connection.execute("UPDATE tasks SET id = ? WHERE client_id = 'default' AND id = ?", (new, old))
     newest_first = [[b"T5", b"T4", b"T3"], [b"T2", b"T1", b"T0"]]
     oldest_first = [[b"T0", b"T1", b"T2"], [b"T3", b"T4", b"T5"]]
-    assert walked(client, f"?sort={sort}&limit=3") == (oldest_first if sort == "createdAt" else newest_first)
+    assert pages_of(client, f"?sort={sort}&limit=3") == (oldest_first if sort == "createdAt" else newest_first)
 
 
-def made_by_two_servers(monkeypatch: pytest.MonkeyPatch, make: Callable[[], str]) -> list[str]:
-    """Return the ids of eight things that two servers make in turn, of which the clock of the second one is slow."""
+def ids_of_two_servers(monkeypatch: pytest.MonkeyPatch, make: Callable[[], str]) -> list[str]:
+    """Return eight ids made in turn by two servers; the clock of the second is 50 ms late."""
     makers, now = [findings_service.IdMaker(), findings_service.IdMaker()], time.time_ns
     ids = []
     for turn in range(8):
         with monkeypatch.context() as patched:
             patch_core(patched, "new_ids", makers[turn % 2])
-            patched.setattr(findings_service.time, "time_ns", lambda late=turn % 2: now() - late * 50_000_000)
+            patched.setattr(findings_service, "now_ns", lambda late=turn % 2: now() - late * 50_000_000)
             ids.append(make())
     return ids
 
@@ -172,55 +174,52 @@ def made_by_two_servers(monkeypatch: pytest.MonkeyPatch, make: Callable[[], str]
 @pytest.mark.parametrize(
     ("kind", "sort"), [("tasks", "-createdAt"), ("tasks", "createdAt"), ("tasks", "severity"), ("runs", "")]
 )
-def test_a_walk_goes_on_behind_what_was_deleted_where_two_servers_clocks_differ(
+def test_cursor_at_a_deleted_item_works_if_server_clocks_differ(
     client: Client, run: str, kind: str, sort: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = made_by_two_servers(monkeypatch, lambda: client.add(run) if kind == "tasks" else client.start())
+    ids = ids_of_two_servers(monkeypatch, lambda: client.add(run) if kind == "tasks" else client.start())
     assert sorted(ids) == ids
     order = ids if sort == "createdAt" else ids[::-1]
     query = f"?limit=3&sort={sort}" if sort else "?limit=3"
-    page, link = client.read(f"{kind}{query}"), query_behind(exported(client, query)) if sort else ""
+    page, link = client.read(f"{kind}{query}"), next_query(get_export(client, query)) if sort else ""
     assert [each["id"] for each in page[kind]] == order[:3]
     client.remove(f"{kind}/{order[2]}")
     assert [each["id"] for each in client.read(page["next"])[kind]] == order[3:6]
-    assert not link or exported(client, link.replace("limit=3", "limit=9")).data.count(b"\n") == 5
+    assert not link or get_export(client, link.replace("limit=3", "limit=9")).data.count(b"\n") == 5
 
 
-def test_a_list_of_the_default_length_goes_out_behind_what_was_just_submitted(
+def test_export_has_10000_full_tasks_by_default_and_a_next_link(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_form(exports.ListFormat(media_type="text/lines", write=written_lines, whole=True), monkeypatch)
+    register_format(exports.ListFormat(media_type="text/lines", write=write_lines, whole=True), monkeypatch)
     for first in range(0, 10_001, 1000):
         client.submit(run, *(task(title=f"T{n}") for n in range(first, min(first + 1000, 10_001))))
-    answer = exported(client)
-    assert (answer.status_code, "Link" in answer.headers) == (200, True)
-    assert answer.data.split() == [b"T%d" % n for n in range(10_000, 0, -1)]
+    response = get_export(client)
+    assert (response.status_code, "Link" in response.headers) == (200, True)
+    assert response.data.split() == [b"T%d" % n for n in range(10_000, 0, -1)]
 
 
-def breaks(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
-    """Write a task, and fail."""
+def write_then_fail(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
     yield next(tasks).task.title.encode()
     raise engine_error("disk I/O error")
 
 
-def full(*_: Any) -> NoReturn:
+def raise_disk_full(*_: Any) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_list_in_another_form_is_whole_or_an_error(
-    listed: Client, lines: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = SimpleNamespace(write=len, flush=full, close=full)
+def test_export_is_complete_or_an_error(listed: Client, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = SimpleNamespace(write=len, flush=raise_disk_full, close=raise_disk_full)
     for _ in range(exports.MOST_DOCUMENTS + 1):
         with monkeypatch.context() as patched:
             patched.setattr(tempfile, "TemporaryFile", lambda **_: file)
-            assert_storage_problem(exported(listed), "storage_full")
+            assert_storage_problem(get_export(listed), "storage_full")
         with monkeypatch.context() as patched:
-            add_form(exports.ListFormat(media_type=lines, write=breaks), patched)
-            assert_problem(exported(listed), 500, "internal_error")
+            register_format(exports.ListFormat(media_type=lines, write=write_then_fail), patched)
+            assert_problem(get_export(listed), 500, "internal_error")
     monkeypatch.setattr(exports, "DOCUMENT_SIZE", 10)
-    assert_problem(exported(listed), 400, "invalid_parameter", "limit")
-    assert exported(listed, "?limit=2").data == b"T24\nT23\n"
+    assert_problem(get_export(listed), 400, "invalid_parameter", "limit")
+    assert get_export(listed, "?limit=2").data == b"T24\nT23\n"
 
 
 LINES_PROGRAM = (
@@ -228,12 +227,12 @@ LINES_PROGRAM = (
     " exports.add(exports.ListFormat(media_type='text/lines',"
     " whole=True, write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks))); "
 )
-HASTY = "from findings_adapters.serving import rsgi; rsgi.UNTAKEN = 0.5; "
+SHORT_TIMEOUT = "from findings_adapters.serving import rsgi; rsgi.SEND_TIMEOUT = 0.5; "
 
 
 @pytest.fixture
-def lister(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server with 5,000 tasks, twenty megabytes, that can list them in lines."""
+def export_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server with 5,000 tasks (20 MB) that can export them as lines."""
     program = f"{LINES_PROGRAM}{getattr(request, 'param', '')}fs.main()"
     line = [sys.executable, "-c", program, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
     server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
@@ -245,13 +244,13 @@ def lister(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     assert server.stop() == 0
 
 
-def list_of(server: Server, query: str = "", method: str = "GET") -> Any:
-    """Return a server's list in lines."""
+def get_lines(server: Server, query: str = "", method: str = "GET") -> Any:
+    """Return the response with a server's export as lines."""
     return server.request(method, f"{API}/tasks{query}", Accept="text/lines")
 
 
 def listed_bytes(server: Server, lists: int) -> list[int]:
-    """Return how many bytes of so many lists a server says that it sent, once it does."""
+    """Return the bytes sent per list by the log, once it has at least `lists` entries."""
 
     def sizes() -> list[int]:
         return [json.loads(each)["bytes"] for each in server.log_text().splitlines() if '"/api/v1/tasks"' in each]
@@ -260,20 +259,22 @@ def listed_bytes(server: Server, lists: int) -> list[int]:
     return sizes()
 
 
-def test_a_real_server_sends_a_long_list_whole_in_little_memory(lister: Server) -> None:
-    first = list_of(lister, "?limit=1")  # what it loads for that stays
-    before = resident_memory(lister)
-    answer = list_of(lister)
-    assert answer.headers["Content-Length"] == str(len(answer.data))
-    assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
-    assert resident_memory(lister) < before + Settings().cache / findings_service.READERS_SHARE / KIB**2 + 12
-    assert list_of(lister, method="HEAD").data == b""
-    assert listed_bytes(lister, 3) == [len(first.data), len(answer.data), 0]
+def test_server_sends_a_long_export_in_bounded_memory(export_server: Server) -> None:
+    first = get_lines(export_server, "?limit=1")  # loads what stays in memory
+    before = resident_memory(export_server)
+    response = get_lines(export_server)
+    assert response.headers["Content-Length"] == str(len(response.data))
+    assert [json.loads(each)["title"] for each in response.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
+    assert (
+        resident_memory(export_server) < before + Settings().cache / findings_service.READER_CACHE_PARTS / KIB**2 + 12
+    )
+    assert get_lines(export_server, method="HEAD").data == b""
+    assert listed_bytes(export_server, 3) == [len(first.data), len(response.data), 0]
 
 
 @contextmanager
-def asked_for(server: Server, room: int = 4 * KIB) -> Iterator[socket.socket]:
-    """Give a connection that has asked for a list in lines, and takes as many bytes as it has room for."""
+def export_requested(server: Server, room: int = 4 * KIB) -> Iterator[socket.socket]:
+    """Yield a connection that has requested an export, with a receive buffer of `room` bytes."""
     head = (f"GET {API}/tasks HTTP/1.1", "Host: x", f"Authorization: Bearer {server.key}", "Accept: text/lines", "", "")
     with half_open(server, 1, b"") as (slow,):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
@@ -281,30 +282,30 @@ def asked_for(server: Server, room: int = 4 * KIB) -> Iterator[socket.socket]:
         yield slow
 
 
-def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_some(
-    lister: Server, tmp_path: Path
-) -> None:
-    size = len(list_of(lister).data)
-    before, names = resident_memory(lister), {path.name for path in tmp_path.iterdir()}
+def test_slow_export_clients_use_no_memory_and_are_limited(export_server: Server, tmp_path: Path) -> None:
+    size = len(get_lines(export_server).data)
+    before, names = resident_memory(export_server), {path.name for path in tmp_path.iterdir()}
     with ExitStack() as stack:
         for _ in range(exports.MOST_DOCUMENTS):
-            slow = stack.enter_context(asked_for(lister))
+            slow = stack.enter_context(export_requested(export_server))
             assert slow.recv(12) == b"HTTP/1.1 200"
-        assert len(listed_bytes(lister, 1)) == 1
-        assert resident_memory(lister) < before + 12
-        assert {path.name for path in tmp_path.iterdir()} == names  # so a kill leaves nothing either
-        refused = list_of(lister)
-        assert_problem(refused, 503, "busy")
-        assert refused.headers["Retry-After"] == "1"
-        other = command("keys", "create", "other", "--client", "other", "--db", str(lister.db)).stdout.strip()
-        assert lister.request("GET", f"{API}/tasks", key=other, Accept="text/csv").status_code == 200
-        assert lister.request("GET", f"{API}/tasks").status_code == 200
-    wait_until(lambda: list_of(lister).status_code == 200)
-    wait_until(lambda: sum(100_000 < sent < size for sent in listed_bytes(lister, 1)) == exports.MOST_DOCUMENTS)
-    assert "Traceback" not in lister.log_text()
+        assert len(listed_bytes(export_server, 1)) == 1
+        assert resident_memory(export_server) < before + 12
+        assert {path.name for path in tmp_path.iterdir()} == names  # so that a killed server leaves no files
+        response = get_lines(export_server)
+        assert_problem(response, 503, "busy")
+        assert response.headers["Retry-After"] == "1"
+        other_key = command(
+            "keys", "create", "other", "--client", "other", "--db", str(export_server.db)
+        ).stdout.strip()
+        assert export_server.request("GET", f"{API}/tasks", key=other_key, Accept="text/csv").status_code == 200
+        assert export_server.request("GET", f"{API}/tasks").status_code == 200
+    wait_until(lambda: get_lines(export_server).status_code == 200)
+    wait_until(lambda: sum(100_000 < sent < size for sent in listed_bytes(export_server, 1)) == exports.MOST_DOCUMENTS)
+    assert "Traceback" not in export_server.log_text()
 
 
-def test_each_of_four_clients_gets_a_place_for_an_export() -> None:
+def test_each_of_four_clients_can_start_an_export() -> None:
     with ExitStack() as stack:
         for client_id in "aaaabcd":
             stack.enter_context(closing(exports.ExportFile(None, client_id)))
@@ -313,27 +314,27 @@ def test_each_of_four_clients_gets_a_place_for_an_export() -> None:
                 exports.ExportFile(None, client_id)
 
 
-def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, tmp_path: Path) -> None:
+def test_disconnected_export_clients_leave_no_files_or_memory(export_server: Server, tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
 
     used = []
-    for _ in range(2):  # first, each thread and connection takes what it keeps
+    for _ in range(2):  # the first round allocates what threads and connections keep
         for _ in range(60):
-            with asked_for(lister):
+            with export_requested(export_server):
                 time.sleep(0.01)
-        wait_until(lambda: list_of(lister).status_code == 200)
-        used.append(resident_memory(lister))
+        wait_until(lambda: get_lines(export_server).status_code == 200)
+        used.append(resident_memory(export_server))
     assert {path.name for path in tmp_path.iterdir()} == names
     assert used[1] < used[0] + 20
-    assert len(list(Path(f"/proc/{lister.process.pid}/fd").iterdir())) < 60
+    assert len(list(Path(f"/proc/{export_server.process.pid}/fd").iterdir())) < 60
 
 
-@pytest.mark.parametrize("lister", [HASTY], indirect=True, ids=["hasty"])
-def test_a_client_that_takes_nothing_of_a_list_is_cut_off(lister: Server) -> None:
-    with asked_for(lister, KIB * KIB) as slow:
-        (sent,) = listed_bytes(lister, 1)
-        took = 0
-        while taken := slow.recv(1 << 20):
-            took += len(taken)
+@pytest.mark.parametrize("export_server", [SHORT_TIMEOUT], indirect=True, ids=["short_timeout"])
+def test_client_that_reads_nothing_of_an_export_is_disconnected(export_server: Server) -> None:
+    with export_requested(export_server, KIB * KIB) as slow:
+        (sent,) = listed_bytes(export_server, 1)
+        received = 0
+        while data := slow.recv(1 << 20):
+            received += len(data)
     assert sent < 5000 * 4000
-    assert took < sent + 1000
+    assert received < sent + 1000

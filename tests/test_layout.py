@@ -1,4 +1,4 @@
-"""The layout: the core is complete, optional modules add to it, and a missing module is reported by its name."""
+"""Tests of the layout: the core works alone, optional modules add to it, and errors name a missing module."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.servers import IMPORT_CORE, Server, command, environment, start_proce
 
 FOLDERS = ("findings_features", "findings_adapters")
 MODULE_FILES = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))
-# The imports that a module may have beside those of its own package.
-ARROWS = {
-    "brief": {"overview"},  # which tasks a line knows
-    "audit": {"migrations"},  # how words are folded
+# Module -> the modules of other packages that it imports.
+MODULE_IMPORTS = {
+    "brief": {"overview"},  # conditions that select the tasks of a branch
+    "audit": {"migrations"},  # the words of other Unicode versions
     "exports": {"gate"},  # the baseline
     "groups": {"cells"},
     "metrics": {"cells"},
@@ -60,24 +60,24 @@ ARROWS = {
     "migrations": {"labels"},
     "restore": {"backup"},
     "postgres": {"audit", "backup", "migrations", "streams"},
-    "serving": {"deletion", "events", "streams"},  # pruning by the clock; standard error
+    "serving": {"deletion", "events", "streams"},  # scheduled pruning; standard error
     "access_log": {"streams"},
 }
 
-# Which modules write to which tables, beside the core. A copy fills all of them.
+# Module -> the tables that it writes to. A copy writes to every table.
 WRITERS = {
     "deletion": {"branches", "branch_sightings", "history", "project_types", "runs", "sightings", "tasks"},
     "backup": {"backups"},
-    "demo": {"api_keys"},  # those of the sample data
+    "demo": {"api_keys"},  # keys of the sample data
     "former_ids": {"former_ids"},
     "migrations": {"folding", "new_history", "new_idempotent_answers", "runs", "tasks", "task_words"},
     "webhooks": {"delivery_lease", "webhooks"},
-    "serving": {"api_keys"},  # a first key that could not be shown
-    # `history` is in an advice, and `sqlite_sequence` in a step to a newer schema.
+    "serving": {"api_keys"},  # deletes a first key that could not be printed
+    # `history` occurs in a hint, and `sqlite_sequence` in a schema migration.
     "postgres": {"epochs", "history", "schema_version", "sqlite_sequence", "every table"},
 }
-# The tables that f-strings name.
-NAMED_IN_CODE = {
+# Placeholder in an f-string -> the tables that it stands for.
+FSTRING_TABLES = {
     "{kind.table}": {core.RunKey.table, core.BranchKey.table},
     "{dialect.VERSION_TABLE}": {"schema_version"},
     "{self.names}": {"every table"},
@@ -86,7 +86,7 @@ NAMED_IN_CODE = {
 
 
 def module_of(file: Path) -> str:
-    """Return the name of the module that a file is."""
+    """Return the dotted module name of a file."""
     return ".".join(file.relative_to(HERE).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -104,7 +104,7 @@ def imports_of(file: Path) -> Iterator[str]:
 
 
 def short_name(module: str) -> str:
-    """Return the name of the file, or the package, that a module is of, in one of the two folders."""
+    """Return the name of a module's file or package, without the folder."""
     return "".join(module.split(".")[1:2])
 
 
@@ -112,39 +112,39 @@ IMPORTS = {name: {each for each in imports_of(file) if each in MODULES} for name
 NEEDED = {".".join(name.split(".")[:2]) for names in IMPORTS.values() for name in names}
 
 
-def test_imports_go_one_way() -> None:
-    assert len({*map(short_name, NEEDED)}) == len(NEEDED)  # so that a short name is unique
-    arrows = defaultdict[str, set[str]](set)
+def test_modules_import_only_the_listed_modules() -> None:
+    assert len({*map(short_name, NEEDED)}) == len(NEEDED)  # short names are unique
+    imported = defaultdict[str, set[str]](set)
     for name, needed in IMPORTS.items():
-        arrows[short_name(name)] |= {*map(short_name, needed)} - {short_name(name)}
-    assert {own: others for own, others in arrows.items() if others} == ARROWS
-    TopologicalSorter(IMPORTS).prepare()  # raises `CycleError`, for a circle inside a package too
+        imported[short_name(name)] |= {*map(short_name, needed)} - {short_name(name)}
+    assert {own: others for own, others in imported.items() if others} == MODULE_IMPORTS
+    TopologicalSorter(IMPORTS).prepare()  # raises `CycleError`, also for a cycle within a package
     core_imports = {*imports_of(HERE / "findings_service.py")} | {*imports_of(HERE / "findings_client.py")}
     assert not [name for name in core_imports if name.startswith(FOLDERS)]
-    of_features = {each for name, needed in IMPORTS.items() if name.startswith("findings_features") for each in needed}
-    assert not [name for name in of_features if name.startswith("findings_adapters")]
+    by_features = {each for name, needed in IMPORTS.items() if name.startswith("findings_features") for each in needed}
+    assert not [name for name in by_features if name.startswith("findings_adapters")]
 
 
-def test_few_modules_write_to_tables() -> None:
+def test_modules_write_only_to_the_listed_tables() -> None:
     writing = re.compile(
         r"\b(?:INSERT(?: OR \w+)? INTO|REPLACE INTO|UPDATE|DELETE FROM|TRUNCATE|COPY) ([a-z_]+|\{[^}]*\})"
     )
     written = defaultdict[str, set[str]](set)
     for name, file in MODULES.items():
         for table in writing.findall(file.read_text("utf-8")):
-            written[short_name(name)] |= NAMED_IN_CODE[table] if table.startswith("{") else {table}
+            written[short_name(name)] |= FSTRING_TABLES[table] if table.startswith("{") else {table}
     assert {own: tables for own, tables in written.items() if tables} == WRITERS
 
 
-def printed(program: str, *arguments: str) -> str:
-    """Run lines of Python in a process that has imported the core alone, and return their output."""
+def output_of(program: str, *arguments: str) -> str:
+    """Run Python code in a process that has imported only the core, and return its output."""
     done = command(*arguments, program=(sys.executable, "-c", f"{IMPORT_CORE} as core\n{program}"))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_importing_a_module_changes_nothing_in_the_core() -> None:
-    printed(
+def test_importing_a_module_does_not_change_the_core() -> None:
+    output_of(
         "import importlib\n"
         "plain = (dict, list, set, tuple, str, int, float, bytes, type(core.REGISTRY))\n"
         "def state():\n"
@@ -163,45 +163,45 @@ LOADED = {*core.API_MODULES, *core.COMMAND_MODULES.values(), *core.ENGINE_MODULE
 LOADED |= {*core.OBSERVER_MODULES.values()}
 
 
-def test_every_module_that_the_core_names_is_installed() -> None:
+def test_every_module_that_the_core_loads_is_installed() -> None:
     assert [name for name in LOADED if core.load_module(name)] == []
 
 
-@pytest.mark.parametrize("absent", sorted({*FOLDERS, *NEEDED}))
-def test_a_module_that_others_need_may_be_missing_and_is_named(tmp_path: Path, absent: str) -> None:
+@pytest.mark.parametrize("missing", sorted({*FOLDERS, *NEEDED}))
+def test_missing_module_that_others_import_is_named(tmp_path: Path, missing: str) -> None:
     program = """if True:
         import sys
 
-        class Absent:  # finds a module no more than the system does where its file is gone
+        class Absent:  # a finder that fails for one module, as if its file were missing
             def find_spec(self, name, path=None, target=None):
                 if name == sys.argv[2]:
                     raise ModuleNotFoundError(name, name=name)
 
-        for name in [*sys.modules]:  # what a driver has brought already
+        for name in [*sys.modules]:  # modules that the database driver has already imported
             if name.startswith(("findings_adapters", "findings_features")):
                 del sys.modules[name]
         sys.meta_path.insert(0, Absent())
         core.create_app(db=sys.argv[1])
         print({core.load_module(name) for name in sys.argv[3:]})
     """
-    told = ast.literal_eval(printed(program, str(tmp_path / "x.db"), absent, *LOADED))
-    message = f"{absent}, which is not installed"
-    assert told <= {"", message}
-    assert message in told or absent.endswith((".formats", ".serving"))  # which are loaded where they are used
+    results = ast.literal_eval(output_of(program, str(tmp_path / "x.db"), missing, *LOADED))
+    message = f"{missing}, which is not installed"
+    assert results <= {"", message}
+    assert message in results or missing.endswith((".formats", ".serving"))  # these are loaded on first use
 
 
-def test_each_endpoint_of_a_module_is_found_by_the_pattern_of_that_module_alone() -> None:
+def test_each_endpoint_matches_the_pattern_of_its_module_first() -> None:
     core.load_modules()
     for each in core.REGISTRY.operations.values():
         line = f"{each.method} {each.path}"
         module = each.handler.__module__
-        named = [name for name, pattern in core.API_MODULES.items() if re.fullmatch(pattern, line)]
-        found = [] if module == core.__name__ else [".".join(module.split(".")[:2])]
-        assert named[:1] == found, line
+        matching = [name for name, pattern in core.API_MODULES.items() if re.fullmatch(pattern, line)]
+        expected = [] if module == core.__name__ else [".".join(module.split(".")[:2])]
+        assert matching[:1] == expected, line
 
 
 def copy_of_project(folder: Path) -> Path:
-    """Copy the core and its modules into a folder, and return it."""
+    """Copy the core and all modules into a folder, and return the folder."""
     for name in ("findings_service.py", "schema.sql"):
         shutil.copy(HERE / name, folder)
     for name in FOLDERS:
@@ -210,7 +210,7 @@ def copy_of_project(folder: Path) -> Path:
 
 
 def missing_in(folder: Path, *names: str) -> list[str]:
-    """Return what `load_module` returns for modules, by the core of a folder that is the working directory."""
+    """Return the results of `load_module` for modules, in a process whose working directory is the folder."""
     program = "import sys, findings_service as core; core.create_app(db=sys.argv[1]); "
     program += "print([*map(core.load_module, sys.argv[2:])])"
     line = [sys.executable, "-c", program, str(folder / "x.db"), *names]
@@ -219,7 +219,7 @@ def missing_in(folder: Path, *names: str) -> list[str]:
     return list(ast.literal_eval(done.stdout))
 
 
-def test_a_module_whose_folder_is_left_is_not_installed(tmp_path: Path) -> None:
+def test_module_with_a_folder_but_no_file_is_not_installed(tmp_path: Path) -> None:
     folder = copy_of_project(tmp_path)
     for name in ("page.py", "sarif/__init__.py", "mcp/__init__.py"):
         (folder / "findings_adapters" / name).unlink()
@@ -227,7 +227,7 @@ def test_a_module_whose_folder_is_left_is_not_installed(tmp_path: Path) -> None:
     assert missing_in(folder, *names) == [f"{name}, which is not installed" for name in names]
 
 
-def test_modules_may_be_reached_by_a_link(tmp_path: Path) -> None:
+def test_modules_folder_may_be_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     folder = copy_of_project(tmp_path / "project")
     (folder / "findings_features").rename(tmp_path / "elsewhere")
@@ -235,7 +235,7 @@ def test_modules_may_be_reached_by_a_link(tmp_path: Path) -> None:
     assert missing_in(folder, "findings_features.gate", "findings_features.audit") == ["", ""]
 
 
-# The module alone, against which the core's own tests run too
+# The core alone, as in the core's own tests with FINDINGS_TEST_CORE=alone
 
 ENDPOINTS = [
     ("findings_adapters.page", "GET", "/"),
@@ -255,40 +255,40 @@ ENDPOINTS = [
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The module, in a folder with nothing else but its schema."""
+def core_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core's file, in a folder that contains only it and the schema."""
     folder = tmp_path_factory.mktemp("alone")
     shutil.copy(HERE / "schema.sql", folder)
     return Path(shutil.copy(HERE / "findings_service.py", folder))
 
 
 @pytest.fixture
-def served(alone: Path, tmp_path: Path) -> Iterator[Server]:
-    """A service of the module alone, which ends well."""
-    line = [sys.executable, str(alone), "serve", "--db", str(tmp_path / "alone.db"), "--port", "0"]
+def core_server(core_file: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server of the core alone; at the end it must exit with 0."""
+    line = [sys.executable, str(core_file), "serve", "--db", str(tmp_path / "alone.db"), "--port", "0"]
     server = start_process(line, tmp_path / "alone.db", FINDINGS_BODY_TIMEOUT="2s")
     yield server
     assert server.stop() == 0
 
 
 @pytest.mark.sqlite
-def test_the_module_alone_answers_a_life_of_a_task(served: Server) -> None:
-    """It stops also beside who sends nothing."""
-    ask, run = served.request, served.start_run()
-    submitted = ask("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="1"), task()]})
+def test_core_alone_serves_the_lifecycle_of_a_task(core_server: Server) -> None:
+    """The server also stops while an idle connection is open."""
+    request, run = core_server.request, core_server.start_run()
+    submitted = request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="1"), task()]})
     found = submitted.json["tasks"][0]["id"]
-    assert ask("PATCH", f"{API}/tasks/{found}", {"status": "dismissed"}).json["status"] == "dismissed"
-    assert ask("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
+    assert request("PATCH", f"{API}/tasks/{found}", {"status": "dismissed"}).json["status"] == "dismissed"
+    assert request("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
     paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
-    assert {ask("GET", f"{API}/{path}").status_code for path in paths} == {200}
-    with half_open(served, 1, served.post_head(f"{API}/runs", 50) + b"{}") as (idle,):
+    assert {request("GET", f"{API}/{path}").status_code for path in paths} == {200}
+    with half_open(core_server, 1, core_server.post_head(f"{API}/runs", 50) + b"{}") as (idle,):
         assert status_of(idle.recv(4096)) == 400
-        with half_open(served, 1, b""):
-            assert served.stop() == 0
+        with half_open(core_server, 1, b""):
+            assert core_server.stop() == 0
 
 
 def is_healthy(port: int) -> bool:
-    """Return whether a service answers on a port."""
+    """Check if the health endpoint on a port returns 200."""
     with suppress(OSError), servers.connection_to(port) as connection:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
@@ -297,7 +297,7 @@ def is_healthy(port: int) -> bool:
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
-def test_the_core_alone_makes_no_key_that_it_cannot_show(alone: Path, tmp_path: Path, errors: str) -> None:
+def test_core_alone_creates_no_key_if_stderr_is_unusable(core_file: Path, tmp_path: Path, errors: str) -> None:
     db, port = str(tmp_path / "x.db"), str(servers.free_port())
     line = [
         "bash",
@@ -305,7 +305,7 @@ def test_the_core_alone_makes_no_key_that_it_cannot_show(alone: Path, tmp_path: 
         f'exec "$@" {errors}',
         "bash",
         sys.executable,
-        str(alone),
+        str(core_file),
         "serve",
         "--port",
         port,
@@ -316,30 +316,30 @@ def test_the_core_alone_makes_no_key_that_it_cannot_show(alone: Path, tmp_path: 
         wait_until(lambda: is_healthy(int(port)))
         process.terminate()
     assert process.returncode == 0
-    listed = command("list", "--db", db, program=(sys.executable, str(alone), "keys"))
+    listed = command("list", "--db", db, program=(sys.executable, str(core_file), "keys"))
     assert listed.returncode == 0
     assert "first" not in listed.stdout
 
 
 @pytest.mark.sqlite
-def test_a_missing_module_is_named_where_the_api_would_need_it(served: Server) -> None:
-    ask = served.request
+def test_error_responses_name_the_missing_module(core_server: Server) -> None:
+    request = core_server.request
     for name, method, path in ENDPOINTS:
-        refused = ask(method, path)
-        assert refused.status_code in (404, 405)
-        assert refused.json["detail"] == f"This endpoint is provided by {name}, which is not installed."
+        response = request(method, path)
+        assert response.status_code in (404, 405)
+        assert response.json["detail"] == f"This endpoint is provided by {name}, which is not installed."
     for method, path in (("DELETE", "tasks"), ("DELETE", "runs/x/tasks"), ("GET", "webhooksfoo"), ("GET", "x")):
-        assert "provided by" not in ask(method, f"{API}/{path}").json["detail"]
-    refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
-    assert "needs findings_features.search, which is not installed" in refused["detail"]
-    for path, said in (
+        assert "provided by" not in request(method, f"{API}/{path}").json["detail"]
+    problem = assert_problem(request("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
+    assert "needs findings_features.search, which is not installed" in problem["detail"]
+    for path, expected in (
         ("runs/x/tasks", "SARIF needs findings_adapters.sarif, which is not installed."),
         ("runs", "Send the body as Content-Type: application/json."),
     ):
-        sent = ask("POST", f"{API}/{path}", b"{}", **{"Content-Type": "application/sarif+json"})
-        assert said in assert_problem(sent, 415, "unsupported_media_type")["detail"]
+        response = request("POST", f"{API}/{path}", b"{}", **{"Content-Type": "application/sarif+json"})
+        assert expected in assert_problem(response, 415, "unsupported_media_type")["detail"]
     for accept in ("application/sarif+json", "text/csv", "text/markdown"):
-        assert ask("GET", f"{API}/tasks", Accept=accept).content_type == "application/json"
+        assert request("GET", f"{API}/tasks", Accept=accept).content_type == "application/json"
 
 
 COMMANDS_ALONE = """
@@ -352,37 +352,37 @@ for line, env in json.loads(sys.argv[1]):
 """
 
 
-def told_alone(alone: Path, *lines: tuple[str, dict[str, str]]) -> list[tuple[int, str]]:
-    """Return the exit codes and outputs of commands of the core alone, each with variables of its own."""
+def run_core(core_file: Path, *lines: tuple[str, dict[str, str]]) -> list[tuple[int, str]]:
+    """Return the exit codes and outputs of commands of the core alone, each with its environment variables."""
     program = [sys.executable, "-c", COMMANDS_ALONE, json.dumps(lines)]
-    done = subprocess.run(program, cwd=alone.parent, env=environment(), capture_output=True, check=True)
+    done = subprocess.run(program, cwd=core_file.parent, env=environment(), capture_output=True, check=True)
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_a_command_of_an_absent_part_is_refused_by_its_name(alone: Path) -> None:
-    (_, shown), *told = told_alone(alone, *((line, {}) for line in ("--help", *core.COMMAND_MODULES)))
-    for (name, module), (code, said) in zip(core.COMMAND_MODULES.items(), told, strict=True):
-        assert (code, f"`{name}` needs {module}, which is not installed" in said) == (2, True)
-        assert f"\n  {name} " not in shown
-    assert "\n  serve " in shown
+def test_command_of_a_missing_module_exits_2_and_names_the_module(core_file: Path) -> None:
+    (_, help_text), *results = run_core(core_file, *((line, {}) for line in ("--help", *core.COMMAND_MODULES)))
+    for (name, module), (code, output) in zip(core.COMMAND_MODULES.items(), results, strict=True):
+        assert (code, f"`{name}` needs {module}, which is not installed" in output) == (2, True)
+        assert f"\n  {name} " not in help_text
+    assert "\n  serve " in help_text
 
 
 SETTINGS = {
     "FINDINGS_WORKERS": ("2", "--workers needs findings_adapters.serving"),
     "FINDINGS_KEEP": ("90d", "FINDINGS_KEEP needs findings_adapters.serving"),
-    "FINDINGS_DB": ("postgresql://h/d", "postgresql:// needs findings_adapters.postgres"),
+    "FINDINGS_DB": ("postgresql://h/d", "postgresql:// database needs findings_adapters.postgres"),
     "FINDINGS_LOG": ("text", "FINDINGS_LOG needs findings_features.access_log"),
     "FINDINGS_METRICS": ("1", "FINDINGS_METRICS needs findings_adapters.metrics"),
 }
 
 
-def test_a_setting_or_database_that_needs_an_absent_part_is_refused_by_its_name(alone: Path, tmp_path: Path) -> None:
+def test_settings_and_databases_that_need_a_missing_module_are_rejected(core_file: Path, tmp_path: Path) -> None:
     db = {"FINDINGS_DB": str(tmp_path / "x.db")}
-    told = told_alone(alone, *(("serve --port 0", db | {name: value}) for name, (value, _) in SETTINGS.items()))
-    for (_, said), (code, line) in zip(SETTINGS.values(), told, strict=True):
-        assert (code, line.count("\n"), said in line) == (1, 1, True), line
+    results = run_core(core_file, *(("serve --port 0", db | {name: value}) for name, (value, _) in SETTINGS.items()))
+    for (_, expected), (code, output) in zip(SETTINGS.values(), results, strict=True):
+        assert (code, output.count("\n"), expected in output) == (1, 1, True), output
     database_of_version(core.SCHEMA_VERSION - 1, tmp_path / "old.db")
     env = {"FINDINGS_DB": str(tmp_path / "old.db")}
-    absent = f"to bring it to {core.SCHEMA_VERSION} needs findings_features.migrations, which is not installed"
-    for code, said in told_alone(alone, ("keys list", env), ("serve --port 0", env)):
-        assert (code, absent in said) == (1, True), said
+    message = f"migrating it to {core.SCHEMA_VERSION} needs findings_features.migrations, which is not installed"
+    for code, output in run_core(core_file, ("keys list", env), ("serve --port 0", env)):
+        assert (code, message in output) == (1, True), output

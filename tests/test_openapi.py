@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, whole, and as the service answers."""
+"""Tests of the OpenAPI document: it is valid and complete, and the service's responses match it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.scenarios import DEFINITION, WCAG_SCHEMA, WHOLE_TASK
 from tests.servers import PATIENCE, Server, environment
 
 
-def test_the_routes_and_their_levels_are_the_contracts() -> None:
+def test_routes_and_their_key_levels_are_as_documented() -> None:
     routes = {(each.level, f"{each.method} {each.path.removeprefix(API)}") for each in OPERATIONS}
     assert {level: {route for needed, route in routes if needed == level} for level, _ in routes} == {
         None: {"GET /openapi.json", "GET /healthz"},
@@ -46,7 +46,7 @@ def test_the_routes_and_their_levels_are_the_contracts() -> None:
     }
 
 
-def test_the_openapi_document_is_valid_and_has_every_route_and_error_code(document: dict[str, Any]) -> None:
+def test_openapi_document_is_valid_and_has_every_route_and_error_code(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1.")
     assert document["info"]["version"] == findings_service.__version__
     openapi_spec_validator.validate(document)
@@ -75,14 +75,14 @@ def test_every_status_of_a_route_is_in_openapi(document: dict[str, Any]) -> None
         statuses |= ({404} if "{" in each.path else set()) | ({413, 415, 422} if each.body is not None else set())
         assert {str(status) for status in statuses} <= set(responses), name
         assert {"200", "201", "204"} & set(responses), name
-        for status in {"204", "304", "414", "431"} & {*responses}:  # the last two are the HTTP server's
+        for status in {"204", "304", "414", "431"} & {*responses}:  # 414 and 431 are sent by the HTTP server
             assert "content" not in responses.pop(status), name
         for status, response in responses.items():
             kind = "application/json" if int(status) < 300 else "application/problem+json"
             assert set(response["content"]) == {kind, *(forms.get(name, ()) if status == "200" else ())}, name
 
 
-def test_the_key_and_every_parameter_are_described(document: dict[str, Any]) -> None:
+def test_key_and_every_parameter_are_described(document: dict[str, Any]) -> None:
     key = document["components"]["securitySchemes"]["key"]
     assert (key["scheme"], "`Findings-User`" in key["description"]) == ("bearer", True)
     operations = [(path, each) for path, methods in document["paths"].items() for each in methods.values()]
@@ -93,20 +93,20 @@ def test_the_key_and_every_parameter_are_described(document: dict[str, Any]) -> 
     assert [each["name"] for each in parameters if not each.get("description")] == []
 
 
-def test_what_the_http_server_refuses_is_described(server: Server, document: dict[str, Any]) -> None:
+def test_error_responses_of_the_http_server_are_documented(server: Server, document: dict[str, Any]) -> None:
     for path, headers, status in (
         (f"/{'a' * 66_000}", {}, 414),
         (f"{API}/tasks?q={'a' * 66_000}", {}, 414),
         (f"{API}/tasks", {f"X-{number}": "a" for number in range(100)}, 431),
         (f"{API}/tasks", {"X-Long": "a" * 600_000}, 431),
     ):
-        answer = server.request("GET", path, **headers)
-        assert (answer.status_code, answer.data) == (status, b"")
+        response = server.request("GET", path, **headers)
+        assert (response.status_code, response.data) == (status, b"")
         described = [each for methods in document["paths"].values() for each in methods.values()]
         assert all(str(status) in each["responses"] for each in described)
 
 
-SENT = cases(
+BODIES = cases(
     run=("RunStart", {"projectType": "web", "metadata": {"a": [1]}}, {"projectType": "web", "sevrity": 1}),
     task=("TaskReport", WHOLE_TASK, task(severity="hgh")),
     step=("RemediationStep", {"instruction": "x", "step": 1.0}, {"instruction": "x", "step": 1.5}),
@@ -122,8 +122,8 @@ SENT = cases(
 )
 
 
-@pytest.mark.parametrize(("model", "good", "bad"), SENT)
-def test_the_schemas_of_openapi_judge_like_the_service(
+@pytest.mark.parametrize(("model", "good", "bad"), BODIES)
+def test_openapi_schemas_accept_and_reject_the_same_bodies_as_the_service(
     document: dict[str, Any], model: str, good: Any, bad: Any
 ) -> None:
     schema = {"$ref": f"#/components/schemas/{model}", "components": document["components"]}
@@ -132,24 +132,24 @@ def test_the_schemas_of_openapi_judge_like_the_service(
 
 
 @pytest.fixture
-def night_client(document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package that a generator makes of the document without a complaint."""
+def generated_client(document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The Python package that a generator makes from the document without a warning."""
     (tmp_path / "openapi.json").write_text(json.dumps(document), "utf-8")
     (tmp_path / "config.json").write_text('{"post_hooks": []}', "utf-8")
     options = ("--path", "openapi.json", "--meta", "none", "--output-path", "night_client", "--config", "config.json")
     line = [sys.executable, "-W", "error", "-m", "openapi_python_client", "generate", *options]
     done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert (done.returncode, re.search("(?i)warning|unable|fail", said)) == (0, None), said
+    output = done.stdout + done.stderr
+    assert (done.returncode, re.search("(?i)warning|unable|fail", output)) == (0, None), output
     monkeypatch.syspath_prepend(str(tmp_path))
     return importlib.import_module("night_client")
 
 
-def test_a_generated_client_takes_a_night_through(server: Server, night_client: Any) -> None:
+def test_generated_python_client_completes_a_run(server: Server, generated_client: Any) -> None:
     models = importlib.import_module("night_client.models")
 
     def call(operation: str, *arguments: Any, **named: Any) -> Any:
-        with night_client.AuthenticatedClient(base_url=server.url, token=server.key) as api:
+        with generated_client.AuthenticatedClient(base_url=server.url, token=server.key) as api:
             return importlib.import_module(f"night_client.api.{operation}").sync(*arguments, client=api, **named)
 
     schema = models.ProjectTypeDefinitionExtensionSchemaType0.from_dict(WCAG_SCHEMA)
@@ -192,9 +192,7 @@ def test_a_generated_client_takes_a_night_through(server: Server, night_client: 
     assert (refused.status, refused.code) == (409, "run_finished")
 
 
-def test_an_embedded_service_describes_itself_also_where_its_host_changes_the_bodies_of_answers(
-    host: flask.Flask, guest: FlaskClient
-) -> None:
+def test_host_application_may_compress_responses_of_the_service(host: flask.Flask, guest: FlaskClient) -> None:
     def compress(response: flask.Response) -> flask.Response:
         response.set_data(gzip.compress(response.get_data()))
         response.headers["Content-Encoding"] = "gzip"
@@ -202,24 +200,24 @@ def test_an_embedded_service_describes_itself_also_where_its_host_changes_the_bo
 
     host.after_request(compress)
     for path, name, value in (("healthz", "status", "ok"), ("api/v1/openapi.json", "openapi", "3.1.0")):
-        answer = guest.get(f"/findings/{path}")
-        assert int(answer.headers["Content-Length"]) == len(answer.data)
-        assert json.loads(gzip.decompress(answer.data))[name] == value
+        response = guest.get(f"/findings/{path}")
+        assert int(response.headers["Content-Length"]) == len(response.data)
+        assert json.loads(gzip.decompress(response.data))[name] == value
 
 
-# Fuzzing from the description
+# Requests that are generated from the document
 
 
-def without_long_texts(description: Any) -> Any:
-    """Leave the bounds of the longest texts and lists out of a description: making some at them takes a minute.
+def without_large_bounds(description: Any) -> Any:
+    """Return a schema without the bounds of the longest texts and lists: generating values at them takes a minute.
 
-    A list of more than a thousand values may also be a URL that is too long for any server, which is then the answer.
+    A list of more than a thousand values in a query may also exceed the maximum length of a URL.
     """
     if isinstance(description, list):
-        return [without_long_texts(item) for item in description]
+        return [without_large_bounds(item) for item in description]
     if not isinstance(description, dict):
         return description
-    kept = {name: without_long_texts(value) for name, value in description.items()}
+    kept = {name: without_large_bounds(value) for name, value in description.items()}
     for name, bound in (("maxLength", 5000), ("maxItems", 1000)):
         if isinstance(kept.get(name), int) and kept[name] >= bound:
             del kept[name]
@@ -227,15 +225,15 @@ def without_long_texts(description: Any) -> Any:
 
 
 def without_nul(value: Any) -> Any:
-    """Leave U+0000 out of what is free-form: its description says so in words alone."""
+    """Return free-form JSON without U+0000, which the schema excludes only in its description."""
     return json.loads(re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", json.dumps(value)))
 
 
 NOWHERE = "http://nowhere.invalid/"  # RFC 6761, 6.4
 
 
-class Fitting:
-    """Puts what exists, and what goes together, into good requests: a description cannot know of it."""
+class RequestFitter:
+    """Adjusts valid requests to existing ids and rules between fields, which a schema cannot express."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -243,17 +241,17 @@ class Fitting:
         self.task, self.hook = self.add(self.run), self.add_hook()
 
     def add(self, run: str) -> str:
-        """Return a new task."""
+        """Create a task, and return its id."""
         return self.server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
 
     def add_hook(self) -> str:
-        """Return a new webhook, which leads to nowhere, in place of those that requests have made."""
+        """Delete the webhooks of earlier requests, create one, and return its id."""
         for each in self.server.request("GET", f"{API}/webhooks").json["webhooks"][1:]:
             self.server.request("DELETE", f"{API}/webhooks/{each['id']}")
         return self.server.request("POST", f"{API}/webhooks", {"url": NOWHERE}).json["id"]
 
     def ids_for(self, method: str) -> dict[str, str]:
-        """Name what a method takes: PATCH ends another run than POST needs, and what DELETE takes is there for that."""
+        """Return ids for a method. PATCH ends another run than the one that POST needs; DELETE gets new resources."""
         if method != "DELETE":
             run = self.ended if method == "PATCH" else self.run
             return {"run_id": run, "task_id": self.task, "name": "web", "webhook_id": self.hook}
@@ -262,7 +260,7 @@ class Fitting:
         return {"run_id": run, "task_id": self.add(run), "name": "unused", "webhook_id": self.add_hook()}
 
     def fit_path_and_query(self, case: Any) -> None:
-        """Name a run, task, project type or webhook that exists."""
+        """Replace ids in the path and the query by existing ones."""
         ids = self.ids_for(case.method)
         case.query |= {"projectType": "web"} if case.path.endswith("brief") else {}
         case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
@@ -272,9 +270,9 @@ class Fitting:
             case.query.pop("page", None)
 
     def fit_body(self, method: str, body: dict[str, Any]) -> None:
-        """Name a project type and tasks that exist, and mend what breaks a rule between several fields.
+        """Replace ids in the body by existing ones, and correct combinations of fields.
 
-        A request that was not fitted may have deleted what it had met in an answer.
+        Tasks are created anew, because other generated requests may delete those of earlier responses.
         """
         body |= {"ids": [self.add(self.server.start_run())]} if "ids" in body else {}
         body.pop("ifMatch", None)
@@ -288,36 +286,36 @@ class Fitting:
             body.pop("resolveMissing", None)
         for each in (body, *body.get("tasks", ())):
             each |= {"extensions": without_nul(each["extensions"])} if each.get("extensions") else {}
-            for place, step in enumerate(each.get("remediation") or (), start=1):
-                step["step"] = place
+            for number, step in enumerate(each.get("remediation") or (), start=1):
+                step["step"] = number
 
 
 @pytest.fixture
-def _fitting(server: Server) -> Iterator[None]:
-    import schemathesis  # which takes a second, of each process that collects these tests, were it above
+def _fitted_requests(server: Server) -> Iterator[None]:
+    import schemathesis  # importing it at the top would take each test process a second
 
-    fitting = Fitting(server)
+    fitter = RequestFitter(server)
 
     @schemathesis.hook
     def before_call(context: Any, case: Any, kwargs: Any) -> None:
         if case.meta.generation.mode.is_positive:
-            fitting.fit_path_and_query(case)
+            fitter.fit_path_and_query(case)
             (case.headers or {}).pop("If-Match", None)
             (case.query or {}).pop("wait", None)
-            if case.media_type == "application/sarif+json":  # a description of that fills books
+            if case.media_type == "application/sarif+json":  # the schema of SARIF is not in the document
                 case.body = {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "x"}}, "results": []}]}
             elif isinstance(case.body, dict):
-                fitting.fit_body(case.method, case.body)
+                fitter.fit_body(case.method, case.body)
 
     yield
     schemathesis.hooks.unregister(before_call)
 
 
-@pytest.mark.usefixtures("_fitting")
-def test_every_request_is_answered_as_the_description_says(server: Server) -> None:
+@pytest.mark.usefixtures("_fitted_requests")
+def test_responses_to_generated_requests_match_the_openapi_document(server: Server) -> None:
     import schemathesis.engine.events
 
-    document = without_long_texts(server.request("GET", f"{API}/openapi.json").json)
+    document = without_large_bounds(server.request("GET", f"{API}/openapi.json").json)
     settings = {
         "base-url": f"http://127.0.0.1:{server.port}",
         "headers": {"Authorization": f"Bearer {server.key}"},
@@ -326,14 +324,14 @@ def test_every_request_is_answered_as_the_description_says(server: Server) -> No
         "suppress-health-check": ["too_slow"],
         "generation": {"max-examples": 10, "deterministic": True, "database": "none"},
         "phases": {"stateful": {"enabled": False}},
-        "checks": {"ignored_auth": {"enabled": False}},  # that each route asks for its key is tried for itself
+        "checks": {"ignored_auth": {"enabled": False}},  # other tests check that each route requires a key
     }
     config = schemathesis.Config.from_dict(settings)
-    faults, asked = [], 0
+    failures, checked = [], 0
     for event in schemathesis.engine.from_schema(schemathesis.openapi.from_dict(document, config=config)).execute():
         assert not isinstance(event, (schemathesis.engine.events.FatalError, schemathesis.engine.events.NonFatalError))
         for checks in event.recorder.checks.values() if hasattr(event, "recorder") else ():
-            asked += 1
-            faults += [each.failure_info for each in checks if each.failure_info]
-    assert not faults, "\n\n".join(f"{each.failure}\n{each.code_sample}" for each in faults)
-    assert asked > 500
+            checked += 1
+            failures += [each.failure_info for each in checks if each.failure_info]
+    assert not failures, "\n\n".join(f"{each.failure}\n{each.code_sample}" for each in failures)
+    assert checked > 500

@@ -1,4 +1,4 @@
-"""The wheel, and what it installs."""
+"""Tests of the wheel and the source distribution."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ import pytest
 
 from tests.clients import API, task
 from tests.documents import HERE, blocks_of
-from tests.engines import absence_of
+from tests.engines import missing_message
 from tests.servers import environment, start_process
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh virtual environment with the built wheel; what it depends on is lent by ours."""
+    """A new virtual environment with the built wheel; it imports the dependencies from the tests' environment."""
     tmp_path = tmp_path_factory.mktemp("installed")
     source, dist, home = tmp_path / "source", tmp_path / "dist", tmp_path / "venv"
     shutil.copytree(HERE, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.db*"))
-    quietly = {"check": True, "capture_output": True, "cwd": tmp_path, "env": environment()}
+    options = {"check": True, "capture_output": True, "cwd": tmp_path, "env": environment()}
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(source)]
-    subprocess.run(build, **quietly)
+    subprocess.run(build, **options)
     shutil.rmtree(source)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], **quietly)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], **options)
     python = home / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "--quiet"]
-    subprocess.run([*pip, "--disable-pip-version-check", *map(str, dist.glob("*.whl"))], **quietly)
+    subprocess.run([*pip, "--disable-pip-version-check", *map(str, dist.glob("*.whl"))], **options)
     packages = next((home / "lib").glob("python*/site-packages"))
     (packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", "utf-8")
     return home
 
 
-def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+def test_wheel_works_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
     packages = next((installed / "lib").glob("python*/site-packages"))
     assert (packages / "findings_service_data" / "schema.sql").read_bytes() == (HERE / "schema.sql").read_bytes()
     assert not (packages / "schema.sql").exists()
@@ -47,7 +47,7 @@ def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) 
     try:
         run = server.start_run()
         assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
-        assert absence_of(tmp_path / "here.db") == ""
+        assert missing_message(tmp_path / "here.db") == ""
         assert b"page/app.js" in server.request("GET", "/").data
         assert server.request("GET", "/page/vendor/preact.mjs").status_code == 200
     finally:
@@ -77,10 +77,10 @@ Settings(max_body="1")  # type: ignore[arg-type]
 """
 
 
-def test_a_strict_mypy_is_content_with_the_wheel_and_the_code_of_the_pages(installed: Path, tmp_path: Path) -> None:
+def test_strict_mypy_accepts_the_wheel_and_the_documented_code(installed: Path, tmp_path: Path) -> None:
     agents = "".join(text for *_, text in blocks_of(HERE / "docs" / "agents.md") if "run.submit(" in text)
-    expecting = re.sub('.*"hgh".*', r"\g<0>  # type: ignore[arg-type]", agents)  # no severity, as mypy knows
-    files = {"embedding": EMBEDDING, "agents": expecting}
+    annotated = re.sub('.*"hgh".*', r"\g<0>  # type: ignore[arg-type]", agents)  # "hgh" is not a severity
+    files = {"embedding": EMBEDDING, "agents": annotated}
     blocks = [text for _, kind, text in blocks_of(HERE / "docs" / "embedding.md") if kind == "python"]
     for number, text in enumerate(blocks):
         name = re.match(r"# (\w+)\.py\n", text)
@@ -90,15 +90,15 @@ def test_a_strict_mypy_is_content_with_the_wheel_and_the_code_of_the_pages(insta
         (tmp_path / f"{name}.py").write_text(text, "utf-8")
     line = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(installed / "bin" / "python"), "."]
     done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    told, verdict = done.stdout.splitlines()
-    assert told.endswith('Revealed type is "int"')
+    revealed, verdict = done.stdout.splitlines()
+    assert revealed.endswith('Revealed type is "int"')
     assert (done.returncode, verdict) == (0, f"Success: no issues found in {len(files)} source files")
 
 
-def test_the_source_distribution_has_what_the_tests_need(tmp_path: Path) -> None:
+def test_source_distribution_contains_every_committed_file(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=HERE, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
-        pytest.skip("this is no git checkout")
+        pytest.skip("this is not a git checkout")
     line = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(HERE)]
     subprocess.run(line, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:

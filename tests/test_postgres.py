@@ -1,4 +1,4 @@
-"""The part `postgres/`: what is said otherwise to PostgreSQL, and what it does when something goes wrong there."""
+"""The PostgreSQL engine: SQL dialect, schema, URLs, connections, transactions and failures."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from findings_adapters.postgres import dialect
 from findings_adapters.serving import commits
 from findings_features import audit
 from tests.clients import cases, patch_core
-from tests.postgres_server import USER, Databases, MakeServer, PostgresServer, fresh_url, name_in, run_in
+from tests.postgres_server import USER, Databases, MakeServer, PostgresServer, db_name, fresh_url, run_in
 from tests.servers import PATIENCE, wait_until
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")
 
 SCHEMA = core.schema_path().read_text("utf-8")
-COUNT = """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
+ADD_TO_COUNTER = """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n"""
 OpenAt = Callable[..., store.PostgresDatabase]
 
@@ -38,7 +38,7 @@ url = pytest.fixture(fresh_url)
 
 @pytest.fixture
 def open_at() -> Iterator[OpenAt]:
-    """Open databases of the service, with a client `one` and another `two`."""
+    """A factory that opens databases of the service, filled with the clients `one` and `two`."""
     opened: list[store.PostgresDatabase] = []
 
     def open_url(url: str, *, fill: bool = True, **settings: Any) -> store.PostgresDatabase:
@@ -68,12 +68,12 @@ def counts(database: store.PostgresDatabase) -> dict[str, int]:
 
 def add(database: store.PostgresDatabase, scope: str, n: int = 1) -> None:
     with database.transaction("one") as connection:
-        connection.execute(COUNT, ("one", scope, "", 0, n))
+        connection.execute(ADD_TO_COUNTER, ("one", scope, "", 0, n))
 
 
 def backends(postgres: Databases, url: str) -> list[int]:
-    there = f"datname = '{name_in(url)}' AND backend_type = 'client backend'"  # and not one that vacuums by itself
-    return [pid for (pid,) in postgres.run(f"SELECT pid FROM pg_stat_activity WHERE {there} ORDER BY pid")]
+    condition = f"datname = '{db_name(url)}' AND backend_type = 'client backend'"  # no autovacuum workers
+    return [pid for (pid,) in postgres.run(f"SELECT pid FROM pg_stat_activity WHERE {condition} ORDER BY pid")]
 
 
 def end_connections(postgres: Databases, url: str) -> None:
@@ -84,7 +84,7 @@ def end_connections(postgres: Databases, url: str) -> None:
 
 @contextmanager
 def in_thread(work: Callable[[], object]) -> Iterator[None]:
-    """Do something in another thread meanwhile; what it raises is raised here."""
+    """Run `work` in another thread during the block, and re-raise its exception afterwards."""
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(work)
         yield
@@ -95,7 +95,7 @@ def in_thread(work: Callable[[], object]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "expected"),
     [
         ("SELECT ? WHERE a = ?", "SELECT $1 WHERE a = $2"),
         ("SELECT '?', 'it''s ?', ?", "SELECT '?', 'it''s ?', $1"),
@@ -104,11 +104,11 @@ def in_thread(work: Callable[[], object]) -> Iterator[None]:
     ],
     ids=["marks", "quotes", "comments", "words"],
 )
-def test_a_statement_is_translated(sql: str, said: str) -> None:
-    assert dialect.translated(sql) == said
+def test_sqlite_statement_is_translated(sql: str, expected: str) -> None:
+    assert dialect.translated(sql) == expected
 
 
-def test_every_key_contains_the_client() -> None:
+def test_every_key_and_index_contains_the_client_id() -> None:
     for statement in dialect.schema_statements():
         body = statement.partition("(")[2]
         if "client_id" not in body or statement.startswith("CREATE INDEX"):
@@ -131,7 +131,7 @@ COLUMNS_OF = {
 OF_TABLES = ("CHECK (", "FOREIGN KEY (", "REFERENCES ", "ON DELETE CASCADE", "UNIQUE (", "PRIMARY KEY")
 
 
-def test_both_engines_have_the_same_tables_columns_checks_and_keys(database: store.PostgresDatabase) -> None:
+def test_both_engines_have_the_same_schema(database: store.PostgresDatabase) -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
         ours = {row for row in connection.execute(COLUMNS_OF["ours"]) if not row[0].startswith("sqlite_")}
@@ -146,14 +146,14 @@ def test_both_engines_have_the_same_tables_columns_checks_and_keys(database: sto
         assert dialect.replaced(index, dialect.SCHEMA) == index
 
 
-def test_texts_are_ordered_by_code_point(database: store.PostgresDatabase) -> None:
+def test_texts_sort_by_code_point(database: store.PostgresDatabase) -> None:
     texts = ["B", "a", "É", "z", "\uffff", "\U0001f600"]
     with database.transaction("one") as connection:
-        connection.executemany(COUNT, [("one", text, "", 0, 1) for text in texts])
+        connection.executemany(ADD_TO_COUNTER, [("one", text, "", 0, 1) for text in texts])
     assert list(counts(database)) == sorted(texts)
 
 
-def test_a_new_schema_is_sound_and_what_is_amiss_is_told(url: str, open_at: OpenAt) -> None:
+def test_integrity_check_reports_differences_from_the_schema(url: str, open_at: OpenAt) -> None:
     database = open_at(f"{url}?pool_size=1")
     with database.snapshot() as connection:
         assert list(audit.integrity_errors(connection)) == []
@@ -164,12 +164,12 @@ def test_a_new_schema_is_sound_and_what_is_amiss_is_told(url: str, open_at: Open
         connection.execute("ALTER TABLE tasks ALTER COLUMN title DROP NOT NULL")
         connection.execute("ALTER TABLE history DROP CONSTRAINT history_client_id_task_seq_fkey")
     with database.snapshot() as connection:
-        told = "\n".join(connection.integrity_errors())
-    for word in ("tasks_by_status", "runs.reported", "severity >= 1", "tasks.title", "history FOREIGN KEY"):
-        assert word in told
+        messages = "\n".join(connection.integrity_errors())
+    for name in ("tasks_by_status", "runs.reported", "severity >= 1", "tasks.title", "history FOREIGN KEY"):
+        assert name in messages
 
 
-def test_a_schema_is_made_and_brought_up_to_date_by_one_process(
+def test_concurrent_starts_create_and_migrate_the_schema_once(
     url: str, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ThreadPoolExecutor(6) as pool:
@@ -188,9 +188,9 @@ def test_a_schema_is_made_and_brought_up_to_date_by_one_process(
     assert run_in(url, "SELECT version FROM schema_version") == [(newer,)]
 
 
-def assert_unusable(url: str, told: str) -> None:
+def assert_url_refused(url: str, message: str) -> None:
     """Check that the service refuses a database, in one line without the password."""
-    with pytest.raises(core.DatabaseUnusable, match=told) as refused:
+    with pytest.raises(core.DatabaseUnusable, match=message) as refused:
         core.create_app(db=url)
     assert "\n" not in str(refused.value)
     assert "s3cret" not in str(refused.value)
@@ -200,40 +200,38 @@ VERSION_TABLE = "CREATE TABLE schema_version (id int, version int); INSERT INTO 
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("statement", "message"),
     cases(
         newer=(VERSION_TABLE, r"schema version \d+, newer than this program's"),
         tables_of_another_program=("CREATE TABLE tasks (id int)", "of another program in its schema public: tasks"),
         unreadable_version=("CREATE TABLE schema_version (version int)", "schema_version"),
     ),
 )
-def test_a_database_that_is_none_of_this_version_is_refused(url: str, made: str, told: str) -> None:
-    run_in(url, made)
-    assert_unusable(url, told)
+def test_database_of_another_program_or_version_is_refused(url: str, statement: str, message: str) -> None:
+    run_in(url, statement)
+    assert_url_refused(url, message)
 
 
-def test_a_database_that_is_absent_of_another_encoding_or_not_the_users_is_refused(
-    postgres: Databases, url: str
-) -> None:
-    name, nobody = name_in(url), f"nobody_{os.getpid()}"
-    postgres.run(f"CREATE ROLE {nobody} LOGIN")
+def test_missing_inaccessible_or_non_utf8_database_is_refused(postgres: Databases, url: str) -> None:
+    name, role = db_name(url), f"stranger_{os.getpid()}"
+    postgres.run(f"CREATE ROLE {role} LOGIN")
     postgres.run(f"CREATE DATABASE {name}_latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     try:
-        assert_unusable(url.replace(f"{USER}@", f"{nobody}@"), "permission denied for schema public")
-        assert_unusable(url.replace(name, f"{name}_latin"), "its encoding is LATIN1, not UTF8")
+        assert_url_refused(url.replace(f"{USER}@", f"{role}@"), "permission denied for schema public")
+        assert_url_refused(url.replace(name, f"{name}_latin"), "its encoding is LATIN1, not UTF8")
         wrong = url.replace(f"{USER}@", f"{USER}:s3cret@").replace(name, "nothing_here")
-        assert_unusable(wrong, 'database "nothing_here" does not exist')
+        assert_url_refused(wrong, 'database "nothing_here" does not exist')
     finally:
         postgres.run(f"DROP DATABASE {name}_latin")
-        postgres.run(f"DROP ROLE {nobody}")
+        postgres.run(f"DROP ROLE {role}")
 
 
-def test_a_server_that_is_too_old_is_refused_and_busy_where_its_database_was_in_use(
+def test_old_server_version_is_refused(
     url: str, database: store.PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.disconnect()
     monkeypatch.setattr(store, "OLDEST", 10**9)
-    assert_unusable(url, "; 15 or newer is needed")
+    assert_url_refused(url, "; 15 or newer is needed")
     with pytest.raises(core.Busy, match="cannot be reached"):
         counts(database)
 
@@ -252,14 +250,14 @@ def test_a_server_that_is_too_old_is_refused_and_busy_where_its_database_was_in_
         ("postgresql://h/d?options=-csearch_path%3Ds&pool_size=2", "postgresql://h/d?options=-csearch_path%3Ds"),
     ],
 )
-def test_the_name_of_a_database_has_no_password(url: str, name: str) -> None:
+def test_database_name_omits_the_password(url: str, name: str) -> None:
     assert store.Address.of(url, 10).name == name
 
 
-def test_what_the_database_says_against_a_command_is_told_without_the_password() -> None:
-    with pytest.raises(click.ClickException) as told, core.readable_errors("postgresql://u:s3cret@h/d?password=x"):
+def test_command_error_omits_the_password() -> None:
+    with pytest.raises(click.ClickException) as raised, core.readable_errors("postgresql://u:s3cret@h/d?password=x"):
         raise core.Busy
-    assert told.value.message.startswith("postgresql://u@h/d cannot be used: ")
+    assert raised.value.message.startswith("postgresql://u@h/d cannot be used: ")
 
 
 @pytest.mark.parametrize(
@@ -275,33 +273,33 @@ def test_what_the_database_says_against_a_command_is_told_without_the_password()
         "postgresql://u:s3cret@h/d?prepare=maybe",
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_in_one_line(url: str) -> None:
+def test_invalid_url_is_rejected_in_one_line_without_the_password(url: str) -> None:
     with pytest.raises(core.ConfigurationError) as refused:
         core.database_for(core.Settings.read(db=url))
     assert "s3cret" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_the_parameters_of_the_url_win_and_are_read_as_libpq_reads_them() -> None:
+def test_url_parameters_override_defaults_and_are_decoded_as_in_libpq() -> None:
     address = store.Address.of("postgresql://h/d?connect_timeout=9&application_name=x&options=-cjit%3Don", 10)
-    for told in ("connect_timeout=9", "application_name=x", "-c jit=off", "-cjit=on'"):
-        assert told in address.conninfo
+    for parameter in ("connect_timeout=9", "application_name=x", "-c jit=off", "-cjit=on'"):
+        assert parameter in address.conninfo
     assert address.conninfo.index("jit=off") < address.conninfo.index("jit=on")
     address = store.Address.of("postgresql://h/d?password=a+b%2Bc&pool_size=%33&application_name=", 10)
-    told = psycopg.conninfo.conninfo_to_dict(address.conninfo)
-    assert (told["password"], address.ours.pool_size, told["application_name"]) == ("a+b+c", 3, "")
+    read = psycopg.conninfo.conninfo_to_dict(address.conninfo)
+    assert (read["password"], address.ours.pool_size, read["application_name"]) == ("a+b+c", 3, "")
 
 
-def test_on_windows_it_is_said_where_this_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("select.poll")
-    with pytest.raises(core.ConfigurationError, match="is for Linux and macOS"):
+    with pytest.raises(core.ConfigurationError, match="require Linux or macOS"):
         core.database_for(core.Settings.read(db="postgresql://h/d"))
 
 
 # Connections, transactions and the pipeline
 
 
-def test_many_rows_are_stored_as_each_by_itself_would_be(database: store.PostgresDatabase) -> None:
+def test_executemany_stores_updates_and_deletes_each_row(database: store.PostgresDatabase) -> None:
     texts = ["", "a'b\"c\\d{e},NULL", "\x01\t\n", "é\U0010ffff", "NULL", "least", "most"]
     numbers = [*range(5), -(2**63), 2**63 - 1]
     rows = [("one", text, None if n % 2 else text, n) for text, n in zip(texts, numbers, strict=True)]
@@ -314,18 +312,18 @@ def test_many_rows_are_stored_as_each_by_itself_would_be(database: store.Postgre
         changed = connection.executemany("UPDATE things SET b = ? WHERE n = ? AND client_id = ?", changes)
         assert changed.rowcount == 3
         assert connection.execute("SELECT b FROM things WHERE n IN (1, 2) ORDER BY n").fetchall() == [("y",), ("z",)]
-        gone = connection.executemany("DELETE FROM things WHERE n = ?", [(n,) for n in (0, 0, 1, 77)])
-        assert gone.rowcount == 2
+        deleted = connection.executemany("DELETE FROM things WHERE n = ?", [(n,) for n in (0, 0, 1, 77)])
+        assert deleted.rowcount == 2
         assert connection.executemany("DELETE FROM things WHERE n = ?", []).rowcount == 0
 
 
-def test_a_key_that_comes_twice_in_one_call_is_counted_twice(database: store.PostgresDatabase) -> None:
+def test_executemany_applies_repeated_keys_one_after_another(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
-        connection.executemany(COUNT, [("one", "a", "", 0, 1), ("one", "b", "", 0, 1), ("one", "a", "", 0, 5)])
+        connection.executemany(ADD_TO_COUNTER, [("one", "a", "", 0, 1), ("one", "b", "", 0, 1), ("one", "a", "", 0, 5)])
     assert counts(database) == {"a": 6, "b": 1}
 
 
-def test_what_the_engine_numbers_is_in_the_order_of_the_rows(database: store.PostgresDatabase) -> None:
+def test_generated_numbers_follow_the_order_of_the_rows(database: store.PostgresDatabase) -> None:
     names = [f"n{number}" for number in range(500)]
     with database.transaction("one") as connection:
         connection.executemany(
@@ -336,23 +334,23 @@ def test_what_the_engine_numbers_is_in_the_order_of_the_rows(database: store.Pos
     assert [name for (name,) in rows] == names
 
 
-def test_a_snapshot_sees_one_moment_and_writes_nothing(database: store.PostgresDatabase) -> None:
+def test_snapshot_is_consistent_and_read_only(database: store.PostgresDatabase) -> None:
     add(database, "a")
     with database.snapshot() as connection:
         for name in ("b", "c"):
             assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (1,)
             add(database, name)
     with pytest.raises(core.Busy), database.snapshot() as connection:
-        connection.execute(COUNT, ("one", "d", "", 0, 1))
+        connection.execute(ADD_TO_COUNTER, ("one", "d", "", 0, 1))
     assert counts(database) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_an_error_that_comes_late_undoes_the_transaction(database: store.PostgresDatabase) -> None:
+def test_pipelined_error_rolls_back_the_transaction(database: store.PostgresDatabase) -> None:
     def write() -> None:
         with database.transaction("one") as connection:
-            connection.execute(COUNT, ("one", "a", "", 0, 1))
-            connection.execute("INSERT INTO clients (id, created_at) VALUES (?, ?)", ("one", ""))  # who is there
-            connection.execute(COUNT, ("one", "b", "", 0, 1))
+            connection.execute(ADD_TO_COUNTER, ("one", "a", "", 0, 1))
+            connection.execute("INSERT INTO clients (id, created_at) VALUES (?, ?)", ("one", ""))  # already exists
+            connection.execute(ADD_TO_COUNTER, ("one", "b", "", 0, 1))
 
     with pytest.raises(store.PostgresError, match="clients_pkey"):
         write()
@@ -361,7 +359,7 @@ def test_an_error_that_comes_late_undoes_the_transaction(database: store.Postgre
     assert counts(database) == {"again": 1}
 
 
-def test_writers_of_a_client_queue_and_clients_do_not(database: store.PostgresDatabase) -> None:
+def test_writers_wait_for_their_own_client_only(database: store.PostgresDatabase) -> None:
     order: list[str] = []
 
     def write(client_id: str, patience: float | None = None) -> None:
@@ -381,7 +379,7 @@ def test_writers_of_a_client_queue_and_clients_do_not(database: store.PostgresDa
     assert order == ["two", "one"]
 
 
-def test_a_deadlock_may_be_tried_again(database: store.PostgresDatabase) -> None:
+def test_deadlock_raises_try_again(database: store.PostgresDatabase) -> None:
     both = threading.Barrier(2)
 
     def write(first: str, second: str) -> None:
@@ -394,11 +392,11 @@ def test_a_deadlock_may_be_tried_again(database: store.PostgresDatabase) -> None
         write("two", "one")
 
 
-def test_last_uses_are_written_with_a_transaction_of_their_client(database: store.PostgresDatabase) -> None:
+def test_last_use_times_stay_buffered_until_written(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
         core.insert_key(connection, "k", "one", "full")
         (key_id,) = connection.execute("SELECT id FROM api_keys WHERE client_id = ?", ("one",)).fetchone()
-    database.use_later("one", "api_keys", key_id, "2026-01-01T00:00:00.000Z")
+    database.record_use("one", "api_keys", key_id, "2026-01-01T00:00:00.000Z")
     with database.transaction("two"):
         pass
     assert database.last_uses
@@ -411,29 +409,29 @@ def test_last_uses_are_written_with_a_transaction_of_their_client(database: stor
         assert connection.execute("SELECT last_used_at FROM api_keys").fetchone() == ("2026-01-01T00:00:00.000Z",)
 
 
-def test_much_is_sent_while_much_is_received(database: store.PostgresDatabase) -> None:
+def test_large_pipeline_sends_and_receives_at_the_same_time(database: store.PostgresDatabase) -> None:
     with database.reading() as connection:
-        answers = [connection.execute("SELECT ? || ?", ("x" * 300_000, "y")) for _ in range(50)]
-        assert {len(answer.fetchone()[0]) for answer in answers} == {300_001}
+        cursors = [connection.execute("SELECT ? || ?", ("x" * 300_000, "y")) for _ in range(50)]
+        assert {len(cursor.fetchone()[0]) for cursor in cursors} == {300_001}
 
 
-def test_rows_are_read_as_they_are_asked_for(database: store.PostgresDatabase) -> None:
+def test_rows_are_fetched_as_they_are_consumed(database: store.PostgresDatabase) -> None:
     numbers = "SELECT n FROM generate_series(1, 1000) AS task_details (n)"
     with database.snapshot() as connection:
         rows = iter(connection.execute(numbers))
         assert next(rows) == (1,)
         assert connection.execute("SELECT 0").fetchall() == [(0,)]
         assert [n for (n,) in rows] == list(range(2, 1001))
-        some = connection.execute(numbers)
-        assert [n for (n,), _ in zip(some, range(20), strict=False)] == list(range(1, 21))
-        assert some.fetchone() == (22,)  # zip has read one more
-        assert len(some.fetchall()) == 978
+        cursor = connection.execute(numbers)
+        assert [n for (n,), _ in zip(cursor, range(20), strict=False)] == list(range(1, 21))
+        assert cursor.fetchone() == (22,)  # zip has consumed 21
+        assert len(cursor.fetchall()) == 978
     with pytest.raises(store.PostgresError, match="division"), database.snapshot() as connection:
         list(connection.execute("SELECT 1 / (n - 500) FROM generate_series(1, 1000) AS task_details (n)"))
     assert counts(database) == {}
 
 
-def test_connections_are_given_back_and_used_again(postgres: Databases, url: str, open_at: OpenAt) -> None:
+def test_connections_are_returned_to_the_pool_and_reused(postgres: Databases, url: str, open_at: OpenAt) -> None:
     database = open_at(f"{url}?pool_size=1")
     for _ in range(10):
         add(database, "a")
@@ -447,7 +445,7 @@ def test_connections_are_given_back_and_used_again(postgres: Databases, url: str
     assert counts(database) == {"a": 10}
 
 
-def test_who_waits_for_a_connection_gets_the_next_one_or_is_told_in_time(url: str, open_at: OpenAt) -> None:
+def test_exhausted_pool_waits_for_a_connection_or_raises_busy(url: str, open_at: OpenAt) -> None:
     impatient, database = open_at(f"{url}?pool_size=1", busy_timeout=0.2), open_at(f"{url}?pool_size=1", fill=False)
     with impatient.reading(), pytest.raises(core.Busy, match="all connections to it are in use"):
         counts(impatient)
@@ -457,7 +455,7 @@ def test_who_waits_for_a_connection_gets_the_next_one_or_is_told_in_time(url: st
 
 
 @pytest.mark.parametrize("prepare", ["on", "off"])
-def test_statements_are_prepared_unless_the_url_says_otherwise(url: str, open_at: OpenAt, prepare: str) -> None:
+def test_prepare_parameter_controls_prepared_statements(url: str, open_at: OpenAt, prepare: str) -> None:
     database = open_at(f"{url}?prepare={prepare}")
     for _ in range(8):
         counts(database)
@@ -466,7 +464,7 @@ def test_statements_are_prepared_unless_the_url_says_otherwise(url: str, open_at
     assert bool(prepared) == (prepare == "on")
 
 
-def test_commits_are_durable_whatever_the_server_does_by_itself(postgres: Databases, url: str, open_at: OpenAt) -> None:
+def test_synchronous_setting_overrides_the_servers_default(postgres: Databases, url: str, open_at: OpenAt) -> None:
     def mode(**settings: Any) -> str:
         with open_at(url, fill=False, **settings).reading() as connection:
             return str(connection.execute("SELECT current_setting('synchronous_commit')").fetchone()[0])
@@ -476,11 +474,11 @@ def test_commits_are_durable_whatever_the_server_does_by_itself(postgres: Databa
         ("remote_apply", "FULL", "remote_apply"),
         ("on", "NORMAL", "off"),
     ):
-        postgres.run(f"ALTER DATABASE {name_in(url)} SET synchronous_commit = '{theirs}'")
+        postgres.run(f"ALTER DATABASE {db_name(url)} SET synchronous_commit = '{theirs}'")
         assert mode(synchronous=synchronous) == ours
 
 
-def test_a_list_has_a_bounded_time(database: store.PostgresDatabase) -> None:
+def test_limited_query_raises_timeout_error(database: store.PostgresDatabase) -> None:
     with pytest.raises(TimeoutError), database.snapshot() as connection, connection.limited(0.02):
         connection.execute("SELECT pg_sleep(5)").fetchall()
     with pytest.raises(TimeoutError), database.snapshot() as connection, connection.limited(0.02):
@@ -491,9 +489,11 @@ def test_a_list_has_a_bounded_time(database: store.PostgresDatabase) -> None:
         assert connection.execute("SELECT current_setting('statement_timeout')").fetchone() == ("30s",)
 
 
-def test_a_list_that_somebody_cancels_is_busy(postgres: Databases, url: str, database: store.PostgresDatabase) -> None:
+def test_externally_cancelled_query_raises_busy(
+    postgres: Databases, url: str, database: store.PostgresDatabase
+) -> None:
     def cancel() -> None:
-        active = f"SELECT pid FROM pg_stat_activity WHERE datname = '{name_in(url)}' AND query LIKE '%pg_sleep%'"
+        active = f"SELECT pid FROM pg_stat_activity WHERE datname = '{db_name(url)}' AND query LIKE '%pg_sleep%'"
         wait_until(lambda: postgres.run(active))
         postgres.run(f"SELECT pg_cancel_backend(pid) FROM ({active}) AS active")
 
@@ -505,7 +505,7 @@ def test_a_list_that_somebody_cancels_is_busy(postgres: Databases, url: str, dat
         read()
 
 
-def test_ranges_are_merged_without_doubles(database: store.PostgresDatabase) -> None:
+def test_merged_ranges_contain_no_duplicates(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
         for client_id in ("one", "two"):
             connection.executemany(
@@ -519,7 +519,7 @@ def test_ranges_are_merged_without_doubles(database: store.PostgresDatabase) -> 
         assert connection.execute(merged, values).fetchall() == [(97,), (96,), (94,), (93,), (91,)]
 
 
-def test_seqs_are_of_a_client(database: store.PostgresDatabase) -> None:
+def test_sequence_numbers_are_allocated_per_client(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
         assert connection.take_seqs("one", 3, 7) == range(8, 11)
         assert connection.take_seqs("one", 1, 7) == range(11, 12)
@@ -529,7 +529,7 @@ def test_seqs_are_of_a_client(database: store.PostgresDatabase) -> None:
 # Maintenance
 
 
-def test_one_process_maintains_until_it_is_gone(postgres: Databases, url: str, open_at: OpenAt) -> None:
+def test_only_one_process_runs_maintenance(postgres: Databases, url: str, open_at: OpenAt) -> None:
     first, second = open_at(url), open_at(url)
     assert first.owns_maintenance()
     assert not second.owns_maintenance()
@@ -541,7 +541,7 @@ def test_one_process_maintains_until_it_is_gone(postgres: Databases, url: str, o
     assert first.owns_maintenance() != second.owns_maintenance()
 
 
-def test_maintenance_covers_all_clients_while_one_writes(database: store.PostgresDatabase) -> None:
+def test_maintenance_covers_all_clients_during_a_long_write(database: store.PostgresDatabase) -> None:
     for client_id in ("one", "two"):
         with database.transaction(client_id) as connection:
             core.insert_project_type(connection, client_id, "web", "web", "", None)
@@ -553,21 +553,21 @@ def test_maintenance_covers_all_clients_while_one_writes(database: store.Postgre
     with ThreadPoolExecutor(1) as pool:
         with database.transaction("one") as connection:
             connection.execute("SELECT 1").fetchone()
-            keeping = pool.submit(lambda: [next(steps), next(steps)])
+            maintenance = pool.submit(lambda: [next(steps), next(steps)])
             time.sleep(0.3)
-        keeping.result(PATIENCE)
+        maintenance.result(PATIENCE)
     with database.reading() as connection:
         assert connection.execute("SELECT status FROM runs").fetchall() == [("failed",), ("failed",)]
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_two_who_make_a_key_at_once_make_one(
+def test_concurrent_key_creation_creates_one_key(
     database: store.PostgresDatabase, url: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2)
 
-    def meanwhile(select: Callable[..., object], *given: object) -> object:
-        found = select(*given)
+    def wait_for_both(select: Callable[..., object], *arguments: object) -> object:
+        found = select(*arguments)
         with suppress(threading.BrokenBarrierError):
             both.wait(0.5)
         return found
@@ -577,12 +577,12 @@ def test_two_who_make_a_key_at_once_make_one(
             core.create_key.callback("ci", "default" if known else "new", "agent", None, False, False, url)
 
     for name in ("select_live_keys", "select_keys"):
-        monkeypatch.setattr(core, name, partial(meanwhile, getattr(core, name)))
+        monkeypatch.setattr(core, name, partial(wait_for_both, getattr(core, name)))
     if known:
         with database.transaction() as connection:
             core.insert_client(connection, "default")
     service = core.Service(core.Settings(db=url))
-    core.open_once(service)  # as a start does before it makes a key
+    core.open_once(service)  # as `serve` does before it creates the first key
 
     def make_first() -> None:
         with database.transaction("default") as connection:
@@ -598,7 +598,7 @@ def test_two_who_make_a_key_at_once_make_one(
     service.database.close()
 
 
-def test_a_fork_leaves_the_connections_of_its_parent_alone(database: store.PostgresDatabase) -> None:
+def test_forked_child_does_not_use_its_parents_connections(database: store.PostgresDatabase) -> None:
     add(database, "a")
     child = os.fork()
     if not child:
@@ -612,10 +612,10 @@ def test_a_fork_leaves_the_connections_of_its_parent_alone(database: store.Postg
     assert counts(database) == {"a": 3}
 
 
-# When something goes wrong
+# Failures
 
 
-def test_a_connection_that_ended_while_nobody_used_it_is_replaced(
+def test_idle_connection_that_was_closed_is_replaced(
     postgres: Databases, url: str, database: store.PostgresDatabase
 ) -> None:
     add(database, "a")
@@ -624,18 +624,18 @@ def test_a_connection_that_ended_while_nobody_used_it_is_replaced(
     assert counts(database) == {"a": 2}
 
 
-def test_a_connection_that_is_lost_before_commit_undoes_the_transaction_and_during_it_nobody_knows(
+def test_connection_lost_before_or_during_commit_raises_the_right_error(
     postgres: Databases, url: str, database: store.PostgresDatabase
 ) -> None:
     def write(*scopes: str) -> None:
         with database.transaction("one") as connection:
             for scope in scopes:
-                assert connection.execute(COUNT, ("one", scope, "", 0, 1)).rowcount
+                assert connection.execute(ADD_TO_COUNTER, ("one", scope, "", 0, 1)).rowcount
                 postgres.end_connections(url)
 
     with pytest.raises(core.TryAgain):
         write("a", "b")
-    with pytest.raises(core.Busy, match="may be stored or not") as refused:
+    with pytest.raises(core.Busy, match="may or may not be stored") as refused:
         write("c")
     assert not isinstance(refused.value, core.TryAgain)
     assert refused.value.headers["Retry-After"]
@@ -643,7 +643,7 @@ def test_a_connection_that_is_lost_before_commit_undoes_the_transaction_and_duri
     assert counts(database) == {"d": 1}
 
 
-def test_a_reader_whose_server_is_silent_or_ends_the_connection_may_try_again(
+def test_read_on_a_silent_or_closed_connection_raises_try_again(
     postgres: Databases, url: str, database: store.PostgresDatabase
 ) -> None:
     def read(reading: Callable[[], Any], patience: float) -> None:
@@ -660,7 +660,7 @@ def test_a_reader_whose_server_is_silent_or_ends_the_connection_may_try_again(
         assert counts(database) == {}
 
 
-def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> None:
+def test_statement_timeout_raises_busy(url: str, open_at: OpenAt) -> None:
     database = open_at(f"{url}?options=-cstatement_timeout%3D1000")
     with pytest.raises(core.Busy, match="too long"), database.transaction("one") as connection:
         connection.execute("SELECT pg_sleep(5)").fetchall()
@@ -668,17 +668,17 @@ def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> N
     assert counts(database) == {"a": 1}
 
 
-def test_a_full_disk_and_what_is_too_long_for_an_index_are_told(database: store.PostgresDatabase) -> None:
+def test_full_disk_and_oversized_index_entries_raise_specific_errors(database: store.PostgresDatabase) -> None:
     with pytest.raises(core.StorageFull, match="disk is full"), database.transaction("one") as connection:
         connection.execute("DO $$ BEGIN RAISE disk_full; END $$").fetchall()
-    scope = "".join(map(chr, range(0x4E00, 0x5600)))  # of which little can be compressed
+    scope = "".join(map(chr, range(0x4E00, 0x5600)))  # hardly compressible
     with pytest.raises(core.ValidationFailed) as refused:
         add(database, scope)
     assert "2,500 bytes" in refused.value.problems[0].detail
     assert counts(database) == {}
 
 
-def test_while_a_server_takes_no_more_connections_it_is_busy(own_server: MakeServer, open_at: OpenAt) -> None:
+def test_server_without_free_connections_raises_busy(own_server: MakeServer, open_at: OpenAt) -> None:
     server = own_server(max_connections="8", superuser_reserved_connections="0")
     database = open_at(server.url)
     database.disconnect()
@@ -691,7 +691,7 @@ def test_while_a_server_takes_no_more_connections_it_is_busy(own_server: MakeSer
     assert counts(database) == {}
 
 
-def test_a_write_waits_while_its_server_restarts(own_server: MakeServer, open_at: OpenAt) -> None:
+def test_write_waits_during_a_server_restart(own_server: MakeServer, open_at: OpenAt) -> None:
     server = own_server()
     database = open_at(server.url)
     server.stop()
@@ -700,7 +700,7 @@ def test_a_write_waits_while_its_server_restarts(own_server: MakeServer, open_at
     assert counts(database) == {"a": 1}
 
 
-def test_a_standby_is_read_and_takes_no_writes(own_server: MakeServer, open_at: OpenAt) -> None:
+def test_standby_serves_reads_rejects_writes_and_can_be_promoted(own_server: MakeServer, open_at: OpenAt) -> None:
     server = own_server(wal_level="replica", max_wal_senders="4")
     database = open_at(server.url)
     add(database, "a")
@@ -715,20 +715,20 @@ def test_a_standby_is_read_and_takes_no_writes(own_server: MakeServer, open_at: 
         with pytest.raises(core.Busy, match="standby"):
             add(reader, "b")
         either = standby.url.replace(":5433/", f":5433,{server.url.split('@')[1].split('/')[0]}/")
-        follower = open_at(either, fill=False)  # of the one that takes writes
+        follower = open_at(either, fill=False)  # connects to the primary
         add(follower, "c")
-        wait_until(lambda: "c" in counts(reader))  # which the standby is not waited for
+        wait_until(lambda: "c" in counts(reader))  # replication is asynchronous
         server.stop("immediate")
         standby.run("pg_ctl", "-D", standby.data, "promote")
-        wait_until(lambda: tried(lambda: add(follower, "d")))
-        wait_until(lambda: tried(lambda: add(reader, "e")))
+        wait_until(lambda: succeeds(lambda: add(follower, "d")))
+        wait_until(lambda: succeeds(lambda: add(reader, "e")))
         assert counts(follower) == {"a": 1, "c": 1, "d": 1, "e": 1}
     finally:
         standby.stop("immediate")
 
 
-def tried(work: Callable[[], object]) -> bool:
-    """Do something, and tell whether it could be done."""
+def succeeds(work: Callable[[], object]) -> bool:
+    """Return whether `work` succeeds, False if the database is busy."""
     with suppress(core.Busy):
         work()
         return True

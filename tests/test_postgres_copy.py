@@ -1,4 +1,4 @@
-"""The command `copy` of `postgres/`: a database that moves to another engine, and back."""
+"""The command `copy`, which copies a database to another engine and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.postgres_server import Databases, fresh_url, run_in
 from tests.scenarios import WHOLE_TASK, post
 from tests.servers import IMPORT_CORE, command, invoke, start_process, wait_until
 
-pytestmark = pytest.mark.sqlite  # both engines are in each of these tests, and a file at one end
+pytestmark = pytest.mark.sqlite  # each test uses both engines
 TABLES = copying.read_tables()
 
 
@@ -31,7 +31,7 @@ url = pytest.fixture(fresh_url)
 
 
 def copy(source: object, target: object, *, code: int = 0) -> click.testing.Result:
-    """Copy a database, which ends with an exit code."""
+    """Copy a database, and check the exit code."""
     done = invoke("copy", "--from", str(source), "--to", str(target))
     assert done.exit_code == code, done.output
     assert code or done.output.endswith("verified.\n")
@@ -39,15 +39,15 @@ def copy(source: object, target: object, *, code: int = 0) -> click.testing.Resu
 
 
 def check(db: object) -> str:
-    """Audit a database, which is sound."""
+    """Audit a database, check that it has no faults, and return the output."""
     done = invoke("check", "--db", str(db))
     assert done.exit_code == 0, done.output
     return done.output
 
 
 @contextmanager
-def opened(db: object) -> Iterator[Any]:
-    """Give an application with a database, which is closed in the end, and does not wait for the disk."""
+def open_app(db: object) -> Iterator[Any]:
+    """Open an application on a database, without fsync, and close it at the end."""
     app = core.create_app(core.Settings(db=str(db), synchronous="OFF"))
     try:
         yield app
@@ -56,7 +56,7 @@ def opened(db: object) -> Iterator[Any]:
 
 
 def rows_of(db: object) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all rows of all tables, but for what is a file's own."""
+    """Return all rows of the tables that are copied, by table."""
     with open_store(str(db)) as database, database.snapshot() as connection:
         columns = {table.name: ", ".join(table.columns) for table in TABLES}
         read = {name: connection.execute(f"SELECT {names} FROM {name}") for name, names in columns.items()}
@@ -64,24 +64,24 @@ def rows_of(db: object) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def make_schema(db: object) -> None:
-    """Make a database with nothing but the schema."""
+    """Create an empty database with the schema."""
     with open_store(str(db)) as database, database.reading():
         pass
 
 
 def is_empty(url: str) -> bool:
-    """Tell whether there is no table in a server's database."""
+    """Return whether a PostgreSQL database has no tables."""
     return not run_in(url, "SELECT 1 FROM pg_tables WHERE schemaname = 'public'")
 
 
 def alter(file: Path, statement: str) -> list[Any]:
-    """Change what stands in a file, and return what the statement does."""
+    """Run a statement on a database file, and return its rows."""
     with connect_directly(file) as connection:
         return connection.execute(statement).fetchall()
 
 
-def answers(client: Client) -> dict[str, tuple[bytes, str | None]]:
-    """Return what a client is told about everything that it has, with the tags."""
+def responses_of(client: Client) -> dict[str, tuple[bytes, str | None]]:
+    """Return the body and ETag of the responses to a client's reads, by path."""
     queries = ("limit=200", "limit=200&sort=severity", "q=unsafe", "q=é", "mainLine=true&q=anna", "branch=feature")
     queries += ("status=dismissed,resolved", "assignee=anna", "view=full&limit=50")
     paths = [*(f"tasks?{query}" for query in queries), "runs", "runs?branch=feature", "project-types", "overview"]
@@ -90,22 +90,22 @@ def answers(client: Client) -> dict[str, tuple[bytes, str | None]]:
         paths += [f"runs/{run['id']}/gate"] if run["status"] == "completed" and not run["branch"] else []
         target = f"&targetUrl={run['targetUrl']}" if run["targetUrl"] else ""
         paths.append(f"brief?projectType={run['projectType']}{target}")
-    for found in client.read("tasks?limit=200")["tasks"]:
-        paths += [f"tasks/{found['id']}", f"tasks/{found['id']}/history"]
-    told = {path: client.get(f"{API}/{path}") for path in dict.fromkeys(paths)}
-    assert {path: each.status_code for path, each in told.items() if each.status_code != 200} == {}
-    return {path: (each.data, each.headers.get("ETag")) for path, each in told.items()}
+    for each_task in client.read("tasks?limit=200")["tasks"]:
+        paths += [f"tasks/{each_task['id']}", f"tasks/{each_task['id']}/history"]
+    responses = {path: client.get(f"{API}/{path}") for path in dict.fromkeys(paths)}
+    assert {path: each.status_code for path, each in responses.items() if each.status_code != 200} == {}
+    return {path: (each.data, each.headers.get("ETag")) for path, each in responses.items()}
 
 
-# What goes there and back
+# Copies to PostgreSQL and back
 
 SITE = "https://example.com/shop"
 START = {"projectType": "web", "targetUrl": SITE, "branch": "feature", "metadata": {"commit": "a\\b"}}
-ODD = "Né'w \\ line one\nline\ttwo \\N \\. 🐛"
+UNUSUAL_TEXT = "Né'w \\ line one\nline\ttwo \\N \\. 🐛"
 
 
-def use(client: Client, name: str, count: int, target: str | None = None) -> None:
-    """Report some tasks twice, on the main line and on a branch, and decide about some."""
+def populate(client: Client, name: str, count: int, target: str | None = None) -> None:
+    """Report tasks on the main line and on a branch, and triage one."""
     client.register("web")
     for branch in (None, "b", None):
         run = client.start(branch=branch, targetUrl=target)
@@ -117,79 +117,77 @@ def use(client: Client, name: str, count: int, target: str | None = None) -> Non
 
 
 @pytest.fixture
-def lived(tmp_path: Path) -> tuple[Path, str]:
-    """A database with whatever may be in one, beside another client: its path, and a key."""
-    with opened(tmp_path / "lived.db") as app:
+def used(tmp_path: Path) -> tuple[Path, str]:
+    """A database with rows in every table and a second client: its path, and a key."""
+    with open_app(tmp_path / "lived.db") as app:
         client = client_of(app)
-        use(client, "anna", 6, SITE)
+        populate(client, "anna", 6, SITE)
         assert post(client, "webhooks", {"url": "https://hooks.invalid/"}).status_code == 201
         whole = {name: value for name, value in WHOLE_TASK.items() if name != "status"}
-        odd = {"title": ODD, "tags": ["é"], "formerExternalIds": ["img-alt-0"]}
-        found = client.add(post(client, "runs", START, "of feature").json["id"], **whole | odd)
-        client.triage(found, "dismissed", reason="false_positive", comment=ODD)
+        unusual = {"title": UNUSUAL_TEXT, "tags": ["é"], "formerExternalIds": ["img-alt-0"]}
+        found = client.add(post(client, "runs", START, "of feature").json["id"], **whole | unusual)
+        client.triage(found, "dismissed", reason="false_positive", comment=UNUSUAL_TEXT)
         with database_of(app).transaction() as connection:
-            core.insert_client(connection, "other")  # with seqs behind those of the first
-        use(client_of(app, client="other"), "other", 3)
+            core.insert_client(connection, "other")  # its sequence numbers follow those of the first client
+        populate(client_of(app, client="other"), "other", 3)
     return tmp_path / "lived.db", client.key
 
 
-def test_all_that_there_is_goes_to_postgresql_and_back_unchanged(
-    lived: tuple[Path, str], url: str, tmp_path: Path
-) -> None:
-    before, key = lived
-    with opened(before) as app:
-        told = answers(client_with(app, key))
-    assert len(told) > 30
+def test_copy_to_postgresql_and_back_changes_no_response(used: tuple[Path, str], url: str, tmp_path: Path) -> None:
+    before, key = used
+    with open_app(before) as app:
+        expected = responses_of(client_with(app, key))
+    assert len(expected) > 30
     rows = rows_of(before)
     assert all(rows.values())
     back = tmp_path / "back.db"
     copy(before, url)
     copy(url, back)
-    for there, engine in ((url, "PostgreSQL"), (back, "SQLite")):
-        assert rows_of(there) == rows
-        assert engine in check(there)
-        with opened(there) as app:
-            assert answers(client_with(app, key)) == told
+    for copied, engine in ((url, "PostgreSQL"), (back, "SQLite")):
+        assert rows_of(copied) == rows
+        assert engine in check(copied)
+        with open_app(copied) as app:
+            assert responses_of(client_with(app, key)) == expected
     assert oct(back.stat().st_mode & 0o777) == "0o600"
     assert not list(tmp_path.glob("back.db.partial*"))
 
 
-def test_what_is_copied_goes_on(lived: tuple[Path, str], url: str, tmp_path: Path) -> None:
-    before, key = lived
+def test_copied_database_accepts_writes(used: tuple[Path, str], url: str, tmp_path: Path) -> None:
+    before, key = used
     copy(before, url)
-    for there in (url, tmp_path / "back.db"):
-        with opened(there) as app:
+    for db in (url, tmp_path / "back.db"):
+        with open_app(db) as app:
             client = client_with(app, key)
             runs = {run["id"] for run in client.read("runs")["runs"]}
             assert post(client, "runs", START, "of feature").json["id"] in runs
             run = client.start(targetUrl=SITE)
-            done = client.submit(run, task(externalId="anna 0", title=f"{there}"), task(externalId=f"in {there}"))
+            done = client.submit(run, task(externalId="anna 0", title=f"{db}"), task(externalId=f"in {db}"))
             assert [each["result"] for each in done["tasks"]] == ["updated", "created"]
             client.finish(run)
-        check(there)
-        if there == url:
+        check(db)
+        if db == url:
             copy(url, tmp_path / "back.db")
 
 
-def test_new_events_come_after_the_place_of_a_webhook(small: Path, url: str, tmp_path: Path) -> None:
+def test_history_numbers_continue_after_a_copied_webhook_position(small: Path, url: str, tmp_path: Path) -> None:
     back, twin = tmp_path / "back.db", tmp_path / "twin.db"
-    with opened(small) as app:
+    with open_app(small) as app:
         client = client_of(app)
         run = client.start(targetUrl=SITE)
         assert post(client, "webhooks", {"url": "https://hooks.invalid/"}).status_code == 201
         client.remove(f"runs/{run}")
-    for source, there in ((small, url), (url, back), (back, twin)):
-        copy(source, there)
-        with opened(there) as app:
+    for source, target in ((small, url), (url, back), (back, twin)):
+        copy(source, target)
+        with open_app(target) as app:
             run = client_with(app, client.key).start(targetUrl=SITE)
             with database_of(app).reading() as connection:
-                (place,) = connection.execute("SELECT MAX(history_seq) FROM webhooks").fetchone()
+                (position,) = connection.execute("SELECT MAX(history_seq) FROM webhooks").fetchone()
                 (newest,) = connection.execute("SELECT MAX(seq) FROM history").fetchone()
             client_with(app, client.key).remove(f"runs/{run}")
-        assert newest > place
+        assert newest > position
 
 
-# Seqs
+# Sequence numbers
 
 
 @pytest.mark.parametrize(
@@ -197,18 +195,18 @@ def test_new_events_come_after_the_place_of_a_webhook(small: Path, url: str, tmp
     cases(
         none=([], {}),
         apart=([("a", 1, 5), ("b", 6, 9)], {}),
-        the_same=([("b", 1, 5), ("a", 1, 5)], {"b": 5}),
-        behind=([("a", 1, 5), ("b", 5, 6), ("c", 7, 9)], {"b": 1, "c": 1}),
-        left_alone=([("a", 1, 5), ("b", 5, 6), ("c", 8, 9)], {"b": 1}),
+        equal=([("b", 1, 5), ("a", 1, 5)], {"b": 5}),
+        overlapping=([("a", 1, 5), ("b", 5, 6), ("c", 7, 9)], {"b": 1, "c": 1}),
+        only_one_overlapping=([("a", 1, 5), ("b", 5, 6), ("c", 8, 9)], {"b": 1}),
     ),
 )
-def test_clients_are_moved_behind_one_another(spans: Any, shifts: Mapping[str, int]) -> None:
+def test_overlapping_number_ranges_are_shifted_apart(spans: Any, shifts: Mapping[str, int]) -> None:
     assert copying.shifts_of(spans) == shifts
-    places = [range(first + shifts.get(client, 0), last + 1 + shifts.get(client, 0)) for client, first, last in spans]
-    assert sum(map(len, places)) == len({seq for place in places for seq in place})
+    ranges = [range(first + shifts.get(client, 0), last + 1 + shifts.get(client, 0)) for client, first, last in spans]
+    assert sum(map(len, ranges)) == len({seq for numbers in ranges for seq in numbers})
 
 
-def test_what_refers_to_a_seq_is_known() -> None:
+def test_every_column_with_a_sequence_number_has_a_known_owner() -> None:
     found = {f"{table.name}.{table.columns[at]}": owner for table in TABLES for at, owner in table.numbers.items()}
     columns = {f"{table.name}.{column}" for table in TABLES for column in table.columns}
     assert found.keys() == {column for column in columns if column.endswith("seq")}
@@ -224,29 +222,29 @@ def test_what_refers_to_a_seq_is_known() -> None:
         assert owner == owners.get(name, table)
 
 
-def test_clients_with_the_same_seqs_find_room_in_a_file(url: str, tmp_path: Path) -> None:
+def test_clients_with_equal_sequence_numbers_are_copied_to_a_file(url: str, tmp_path: Path) -> None:
     counts = {"default": 150, "one": 3, "two": 260}
-    with opened(url) as app:
+    with open_app(url) as app:
         for name in counts:
             with database_of(app).transaction() as connection:
                 core.insert_client(connection, name)
         clients = {name: client_of(app, client=name) for name in counts}
         for name, count in counts.items():
-            use(clients[name], name, count)
+            populate(clients[name], name, count)
             for table in ("runs", "history", "branches"):
                 run_in(url, f"ALTER SEQUENCE {table}_seq_seq RESTART")
-        told = {name: answers(client) for name, client in clients.items()}
+        expected = {name: responses_of(client) for name, client in clients.items()}
     file = tmp_path / "all.db"
     done = copy(url, file)
-    assert "the same numbers in runs, tasks, branches, history; some were moved" in done.output
+    assert "the same row numbers in runs, tasks, branches, history; some were shifted" in done.output
     check(file)
-    with opened(file) as app:
-        assert {name: answers(client_with(app, client.key)) for name, client in clients.items()} == told
-        use(client_with(app, clients["one"].key), "one", 4)
+    with open_app(file) as app:
+        assert {name: responses_of(client_with(app, client.key)) for name, client in clients.items()} == expected
+        populate(client_with(app, clients["one"].key), "one", 4)
     check(file)
 
 
-def test_a_server_is_copied_to_another_and_to_a_schema_of_its_own(small: Path, url: str, postgres: Databases) -> None:
+def test_copy_between_postgresql_databases_and_schemas(small: Path, url: str, postgres: Databases) -> None:
     other = postgres.new()
     run_in(other, "CREATE SCHEMA apart")
     copy(small, url)
@@ -257,31 +255,30 @@ def test_a_server_is_copied_to_another_and_to_a_schema_of_its_own(small: Path, u
     postgres.drop(other)
 
 
-# What is refused
+# Refused sources and targets
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A database with three tasks."""
     path = tmp_path / "small.db"
-    with opened(path) as app:
-        use(client_of(app), "tests", 2)
+    with open_app(path) as app:
+        populate(client_of(app), "tests", 2)
     return path
 
 
-def test_a_database_with_data_is_never_written_over(small: Path, url: str, tmp_path: Path) -> None:
+def test_copy_refuses_a_target_with_data(small: Path, url: str, tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     copy(small, url)
     copy(small, other)
     for target in (url, other):
         rows = rows_of(target)
         refused = copy(small, target, code=1)
-        assert "has data of this service already, in clients, api_keys, project_types" in refused.output
+        assert "already has data of this service, in clients, api_keys, project_types" in refused.output
         assert len(refused.output.splitlines()) == 1
         assert rows_of(target) == rows
 
 
-def test_a_database_with_an_empty_schema_may_be_filled(small: Path, url: str, tmp_path: Path) -> None:
+def test_copy_fills_a_database_with_an_empty_schema(small: Path, url: str, tmp_path: Path) -> None:
     for target in (url, str(tmp_path / "new.db")):
         make_schema(target)
         copy(small, target)
@@ -289,47 +286,47 @@ def test_a_database_with_an_empty_schema_may_be_filled(small: Path, url: str, tm
         check(target)
 
 
-def test_a_file_that_is_in_use_keeps_its_place(small: Path, tmp_path: Path) -> None:
-    with opened(tmp_path / "new.db") as app:
+def test_copy_refuses_a_target_file_that_is_open(small: Path, tmp_path: Path) -> None:
+    with open_app(tmp_path / "new.db") as app:
         with database_of(app).reading():
             pass
         assert "open in another process" in copy(small, tmp_path / "new.db", code=1).output
     assert not list(tmp_path.glob("*.partial*"))
 
 
-def test_a_database_with_tables_of_another_program_is_left_alone(small: Path, url: str, tmp_path: Path) -> None:
+def test_copy_refuses_a_target_of_another_program(small: Path, url: str, tmp_path: Path) -> None:
     run_in(url, "CREATE TABLE tasks (n INT)")
     alter(tmp_path / "theirs.db", "CREATE TABLE tasks (n INT)")
     assert "has tables of another program" in copy(small, url, code=1).output
-    assert "is no database of this service" in copy(small, tmp_path / "theirs.db", code=1).output
+    assert "of another program" in copy(small, tmp_path / "theirs.db", code=1).output
 
 
-def test_what_belongs_to_the_source_is_no_target(small: Path, url: str) -> None:
+def test_copy_refuses_the_source_or_its_wal_as_target(small: Path, url: str) -> None:
     copy(small, url)
     for source, target in ((small, small), (small, f"{small}-wal"), (url, url)):
-        assert "belongs to what is copied" in copy(source, target, code=1).output
+        assert "is the source, or belongs to it" in copy(source, target, code=1).output
 
 
-def test_a_source_that_is_no_database_is_told(url: str, tmp_path: Path) -> None:
+def test_copy_refuses_a_source_that_is_missing_or_not_a_database(url: str, tmp_path: Path) -> None:
     junk, new = tmp_path / "junk.db", tmp_path / "new.db"
     junk.write_bytes(b"junk" * 1024)
-    for source, target, told in (
+    for source, target, message in (
         (tmp_path / "none.db", url, "there is no file"),
         (url, new, "there is no database of this service at postgresql://"),
         (junk, new, f"Error: {junk} cannot be used"),
         (tmp_path, new, f"Error: {tmp_path} cannot be used"),
     ):
-        assert told in copy(source, target, code=1).output
+        assert message in copy(source, target, code=1).output
     assert is_empty(url)
     assert not new.exists()
 
 
-@pytest.mark.parametrize("ends", [("", "new.db"), ("old.db", "")], ids=["from", "to"])
-def test_a_name_that_is_none_is_told(ends: tuple[str, str]) -> None:
-    assert "this names no database" in copy(*ends, code=2).output
+@pytest.mark.parametrize("paths", [("", "new.db"), ("old.db", "")], ids=["from", "to"])
+def test_copy_refuses_an_empty_name(paths: tuple[str, str]) -> None:
+    assert "must not be empty" in copy(*paths, code=2).output
 
 
-def test_an_older_source_is_not_changed(small: Path, tmp_path: Path) -> None:
+def test_copy_does_not_migrate_an_older_source(small: Path, tmp_path: Path) -> None:
     alter(small, "PRAGMA user_version = 6")
     before = small.read_bytes()
     assert "has schema version 6" in copy(small, tmp_path / "new.db", code=1).output
@@ -340,33 +337,30 @@ LONG = "".join(random.Random(1).choices([chr(number) for number in range(0x400, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "messages"),
     cases(
-        nul=(
-            "title = 'a' || char(0) || 'b'",
-            ["of tasks: U+0000 in the one with client_id 'default', id '{id}'"],
-        ),
-        too_large=(f"external_id = '{LONG}'", ["index row size", "tasks_by_identity", "may have some 2,500 bytes"]),
-        faults=("times_seen = 0", ["was seen by more runs than it says", "every row was copied as it is"]),
+        nul=("title = 'a' || char(0) || 'b'", ["of tasks: the one with client_id 'default', id '{id}' has U+0000"]),
+        too_large=(f"external_id = '{LONG}'", ["index row size", "tasks_by_identity", "at most about 2,500 bytes"]),
+        faults=("times_seen = 0", ["has a timesSeen that is lower", "every row was copied unchanged"]),
     ),
 )
-def test_what_a_server_cannot_have_is_told(small: Path, url: str, changes: str, told: list[str]) -> None:
+def test_copy_reports_values_that_postgresql_rejects(small: Path, url: str, changes: str, messages: list[str]) -> None:
     ((task_id,),) = alter(small, f"UPDATE tasks SET {changes} WHERE seq = 2 RETURNING id")
     refused = copy(small, url, code=1).output
-    assert all(words.format(id=task_id) in refused for words in told), refused
+    assert all(message.format(id=task_id) in refused for message in messages), refused
     assert is_empty(url)
 
 
-def test_a_text_that_is_none_is_told(small: Path, tmp_path: Path) -> None:
+def test_copy_reports_text_that_is_not_utf8(small: Path, tmp_path: Path) -> None:
     alter(small, "UPDATE tasks SET title = CAST(x'61ff' AS TEXT) WHERE seq = 2")
-    assert "a row of tasks has a text that is not UTF-8" in copy(small, tmp_path / "new.db", code=1).output
+    assert "a row of tasks has a text that is not valid UTF-8" in copy(small, tmp_path / "new.db", code=1).output
     assert not (tmp_path / "new.db").exists()
 
 
-# What goes wrong
+# Failures
 
 
-def test_a_copy_with_other_values_is_dropped(small: Path, url: str) -> None:
+def test_copy_to_postgresql_with_different_values_is_dropped(small: Path, url: str) -> None:
     make_schema(url)
     run_in(
         url,
@@ -375,21 +369,21 @@ def test_a_copy_with_other_values_is_dropped(small: Path, url: str) -> None:
            CREATE TRIGGER spoil BEFORE INSERT ON tasks FOR EACH ROW EXECUTE FUNCTION spoil()""",
     )
     done = copy(small, url, code=1)
-    assert "tasks: 4 rows are there, but not all as they were read" in done.output
+    assert "tasks: 4 rows were stored, but not all as they were read" in done.output
     assert "was dropped" in done.output
     assert not any(rows_of(url).values())
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     cases(
-        a_row_less=(lambda row: [row] if row[0] > 1 else [], "rows were read, and"),
+        a_row_less=(lambda row: [row] if row[0] > 1 else [], "rows were read, but"),
         another_value=(lambda row: [(*row[:-1], row[-1] or "x")], "not all as they were read"),
         texts_changed_places=(lambda row: [(*row[:4], row[5], row[4], *row[6:])], "CHECK constraint failed"),
     ),
 )
-def test_a_copy_of_other_rows_is_dropped(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, told: str
+def test_copy_to_a_file_with_different_rows_is_removed(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, message: str
 ) -> None:
     fill = copying.FileTarget.fill
 
@@ -397,11 +391,11 @@ def test_a_copy_of_other_rows_is_dropped(
         fill(self, table, (each for row in rows for each in (change(row) if table.name == "history" else [row])))
 
     monkeypatch.setattr(copying.FileTarget, "fill", spoil_history)
-    assert told in copy(small, tmp_path / "new.db", code=1).output
+    assert message in copy(small, tmp_path / "new.db", code=1).output
     assert not list(tmp_path.glob("new.db*"))
 
 
-SLOW = f"""{IMPORT_CORE}, time
+SLOW_COPY = f"""{IMPORT_CORE}, time
 from findings_adapters.postgres import copying
 
 filled = copying.moved
@@ -420,19 +414,19 @@ findings_service.main()
 
 @pytest.mark.signals
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_copy_that_is_ended_leaves_nothing(small: Path, url: str, tmp_path: Path, how: signal.Signals) -> None:
+def test_interrupted_copy_leaves_no_target(small: Path, url: str, tmp_path: Path, how: signal.Signals) -> None:
     for target in (url, str(tmp_path / "new.db")):
-        line = [sys.executable, "-c", SLOW, "copy", "--from", str(small), "--to", target]
-        copying_one = start_process(line, tmp_path / "slow", "under way")
-        assert copying_one.stop(how) != 0
-        assert "Traceback" not in copying_one.log_text()
+        line = [sys.executable, "-c", SLOW_COPY, "copy", "--from", str(small), "--to", target]
+        process = start_process(line, tmp_path / "slow", "under way")
+        assert process.stop(how) != 0
+        assert "Traceback" not in process.log_text()
     wait_until(lambda: is_empty(url))
     assert not (tmp_path / "new.db").exists()
     assert how == signal.SIGKILL or not list(tmp_path.glob("new.db*"))
     copy(small, tmp_path / "new.db")
 
 
-def test_a_server_that_ends_the_connection_is_one_line(
+def test_lost_connection_during_a_copy_is_reported_in_one_line(
     small: Path, url: str, postgres: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = copying.moved
@@ -449,25 +443,25 @@ def test_a_server_that_ends_the_connection_is_one_line(
     assert is_empty(url)
 
 
-def test_a_target_that_others_use_is_told(small: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_reports_a_locked_target(small: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     psycopg = pytest.importorskip("psycopg")
     monkeypatch.setattr("findings_adapters.postgres.bulk.LOCK_TIME", 0.2)
     make_schema(url)
-    with psycopg.connect(url) as others:
-        others.execute("SELECT * FROM tasks")
-        assert "others are using its tables" in copy(small, url, code=1).output
+    with psycopg.connect(url) as session:
+        session.execute("SELECT * FROM tasks")
+        assert "other sessions are using its tables" in copy(small, url, code=1).output
     copy(small, url)
 
 
 @pytest.mark.parametrize("is_file", [True, False], ids=["file", "server"])
-def test_a_source_may_be_written_meanwhile(
+def test_copy_is_a_snapshot_of_a_source_that_is_written(
     small: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool
 ) -> None:
     if not is_file:
         copy(small, url)
     source, target = (small, url) if is_file else (url, tmp_path / "new.db")
     before, seen = rows_of(source), copying.Tally.seen
-    with opened(source) as app:
+    with open_app(source) as app:
         client, titles = client_of(app), itertools.count()
 
         def seen_later(self: copying.Tally, rows: Any) -> Iterator[Any]:
@@ -484,9 +478,9 @@ def test_a_source_may_be_written_meanwhile(
 # The command
 
 
-def test_files_are_copied_without_psycopg(small: Path, tmp_path: Path) -> None:
+def test_copy_between_files_works_without_psycopg(small: Path, tmp_path: Path) -> None:
     without = (sys.executable, "-c", f"{IMPORT_CORE}, sys; sys.modules['psycopg'] = None; findings_service.main()")
-    assert "Copy a database to another" in command("copy", "--help", program=without).stdout
+    assert "Copy a database to a new file" in command("copy", "--help", program=without).stdout
     done = command("copy", "--from", str(small), "--to", str(tmp_path / "new.db"), program=without)
     assert (done.returncode, done.stderr.endswith("verified.\n")) == (0, True), done.stderr
     refused = command("copy", "--from", str(small), "--to", "postgresql:///nowhere", program=without)
@@ -494,24 +488,24 @@ def test_files_are_copied_without_psycopg(small: Path, tmp_path: Path) -> None:
     assert "pip install '.[postgres]'" in refused.stderr
 
 
-def test_the_rows_of_each_table_are_told(small: Path, tmp_path: Path) -> None:
-    told = dict(line.split() for line in copy(small, tmp_path / "new.db").output.splitlines()[1:-1])
-    assert told.keys() == {table.name for table in TABLES}
-    assert (told["tasks"], told["runs"], told["task_details"]) == ("4", "3", "4")
+def test_copy_prints_the_number_of_rows_of_each_table(small: Path, tmp_path: Path) -> None:
+    counts = dict(line.split() for line in copy(small, tmp_path / "new.db").output.splitlines()[1:-1])
+    assert counts.keys() == {table.name for table in TABLES}
+    assert (counts["tasks"], counts["runs"], counts["task_details"]) == ("4", "3", "4")
 
 
-def test_what_is_a_files_own_is_not_copied(small: Path, url: str, tmp_path: Path) -> None:
+def test_backup_records_are_not_copied(small: Path, url: str, tmp_path: Path) -> None:
     assert command("backup", str(tmp_path / "a.db"), "--db", str(small)).returncode == 0
-    noted = []
+    counts = []
     for target in (small, tmp_path / "new.db", url):
         if target != small:
             copy(small, target)
         with open_store(str(target)) as database, database.reading() as connection:
-            noted += connection.execute("SELECT COUNT(*) FROM backups").fetchone()
-    assert noted == [1, 0, 0]
+            counts += connection.execute("SELECT COUNT(*) FROM backups").fetchone()
+    assert counts == [1, 0, 0]
 
 
-def test_an_audit_may_take_longer_than_a_request(
+def test_audit_is_not_limited_by_the_statement_timeout(
     small: Path, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     store = pytest.importorskip("findings_adapters.postgres.store")
@@ -519,7 +513,7 @@ def test_an_audit_may_take_longer_than_a_request(
     second = 2.0
     monkeypatch.setattr(store, "STATEMENT_TIME", second / 2)
     monkeypatch.setattr(store, "SILENCE", second / 10)
-    slow = f"SELECT id FROM runs WHERE pg_sleep({0.4 * second}) IS NULL"  # there are three
+    slow = f"SELECT id FROM runs WHERE pg_sleep({0.4 * second}) IS NULL"  # there are three runs
     monkeypatch.setattr(audit, "INTEGRITY_CHECKS", {"it is {}": slow})
     check(url)
     monkeypatch.setattr(audit, "INTEGRITY_CHECKS", {})
@@ -527,12 +521,12 @@ def test_an_audit_may_take_longer_than_a_request(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "tool"),
     [(("backup", "a.db"), "pg_dump"), (("compact",), "VACUUM FULL"), (("restore", __file__), "pg_restore")],
 )
-def test_what_a_server_has_tools_for_is_told(small: Path, url: str, arguments: tuple[str, ...], told: str) -> None:
+def test_file_commands_name_the_postgresql_tool(small: Path, url: str, arguments: tuple[str, ...], tool: str) -> None:
     copy(small, url)
     done = command(*arguments, "--db", url.replace("@", ":secret@"))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert told in done.stderr
+    assert tool in done.stderr
     assert "secret" not in done.stderr

@@ -1,4 +1,4 @@
-"""Flask's routes: one for each operation of the API, named after its handler."""
+"""Tests of Flask's routes: one for each operation of the API, named after its handler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_flask_routes_lists_every_operation(tmp_path) -> None:
     assert api == {(f"findings.{name}", method, path) for name, method, path in rules}
 
 
-def test_an_embedding_application_makes_urls_of_endpoints(host: flask.Flask, guest: FlaskClient) -> None:
+def test_url_for_builds_urls_in_an_embedding_application(host: flask.Flask, guest: FlaskClient) -> None:
     with host.test_request_context("/"):
         url = flask.url_for("findings.get_task", task_id=UNKNOWN_ID)
     assert url == f"/findings{API}/tasks/{UNKNOWN_ID}"
@@ -54,22 +54,22 @@ def test_hooks_of_an_embedding_application_see_the_endpoint(
     assert seen == [(f"findings.{endpoint}", view_args)]
 
 
-def paths_like(path: str) -> list[str]:
-    """Return paths that a pattern fits, or almost."""
-    named = re.sub(r"\{\w+\}", "a.b-c%20ü", path)
+def similar_paths(path: str) -> list[str]:
+    """Return paths that match a pattern, or nearly."""
+    filled = re.sub(r"\{\w+\}", "a.b-c%20ü", path)
     return [
-        named,
-        named + "/",
+        filled,
+        filled + "/",
         re.sub(r"\{\w+\}", "", path),
-        f"{named}/x",
-        named.replace("/v1/", "/v1//"),
+        f"{filled}/x",
+        filled.replace("/v1/", "/v1//"),
         path.upper(),
     ]
 
 
-def test_flask_and_the_router_of_the_server_find_the_same_operations(app: flask.Flask) -> None:
+def test_flask_and_the_servers_router_match_the_same_operations(app: flask.Flask) -> None:
     adapter = app.url_map.bind("localhost")
-    for path in sorted({each for one in OPERATIONS for each in paths_like(one.path)}):
+    for path in sorted({each for one in OPERATIONS for each in similar_paths(one.path)}):
         found = ROUTER.find(path.split("/"))
         for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
             try:
@@ -87,8 +87,8 @@ def test_flask_and_the_router_of_the_server_find_the_same_operations(app: flask.
 
 
 @pytest.mark.parametrize("method", ["get", "post", "delete"])
-def test_a_method_in_lower_case_is_refused(guest: FlaskClient, method: str) -> None:
-    answer = guest.post(
+def test_lower_case_method_returns_405(guest: FlaskClient, method: str) -> None:
+    response = guest.post(
         f"/findings{API}/runs", environ_overrides={"REQUEST_METHOD": method}, json={"projectType": "web"}
     )
-    assert_problem(answer, 405, "method_not_allowed")
+    assert_problem(response, 405, "method_not_allowed")

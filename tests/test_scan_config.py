@@ -1,4 +1,4 @@
-"""What a scan is told beside the findings: severities by rule, paths that are left out, and where that stands."""
+"""Configuration of a scan: severities by rule, excluded paths, and the file `findings.toml`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["job"]
 
 
 def found(rule_id: str, file: str = "src/app.py", line: int = 3, level: str | None = "error", **more: Any) -> Any:
-    """Return a result whose title is its rule and its file."""
-    graded = {"level": level} if level else {}
-    name = {"ruleId": rule_id} if rule_id else {}
-    made = result(f"{rule_id} {file}", file=file, line=line) | {"ruleId": None, "level": None}
-    return {key: value for key, value in made.items() if value} | name | graded | more
+    """Return a result with rule and file as its title."""
+    level_field = {"level": level} if level else {}
+    rule_field = {"ruleId": rule_id} if rule_id else {}
+    base = result(f"{rule_id} {file}", file=file, line=line) | {"ruleId": None, "level": None}
+    return {key: value for key, value in base.items() if value} | rule_field | level_field | more
 
 
 def configure(job: Job, text: str | bytes, name: str = "findings.toml") -> None:
@@ -35,32 +35,32 @@ def severities(job: Job) -> dict[str, str]:
     return {title.split()[0]: task["severity"] for title, task in job.tasks().items()}
 
 
-# The file
+# The configuration file
 
-BAD_CONFIGS = cases(  # a file, or else options
+BAD_CONFIGS = cases(  # the text of a file, or a tuple of options
     key=('excludes = ["tests/**"]', ("unknown key 'excludes'", "exclude, fail-on, severity, source-url, target, type")),
     empty_key=('"" = 1', ("unknown key ''",)),
     severity=('[severity]\n"S1" = "hgh"', ("[severity] \"S1\" = 'hgh'", "critical, high, medium, low, info")),
-    number=('[severity]\n"S1" = 5', ('"S1" = 5', "say one of critical")),
-    dotted=('[severity]\npython.lang = "low"', ('"python"', "into quotes")),
-    no_table=('severity = "low"', ("severity must be a table", "[severity]")),
+    number=('[severity]\n"S1" = 5', ('"S1" = 5', "must be one of: critical")),
+    dotted=('[severity]\npython.lang = "low"', ('"python"', "quote prefixes")),
+    not_a_table=('severity = "low"', ("severity must be a table", "[severity]")),
     pattern=('exclude = ["tests/**", "!"]', ("exclude: '!'", "tests/**")),
     comment=('exclude = ["# tests"]', ("exclude: '# tests'",)),
     blank=('exclude = [""]', ("exclude: ''",)),
     range=('exclude = ["[z-a]"]', ("exclude: '[z-a]'",)),
-    no_list=('exclude = "tests/**"', ("exclude must be a list", 'exclude = ["tests/**"]')),
+    not_a_list=('exclude = "tests/**"', ("exclude must be a list", 'exclude = ["tests/**"]')),
     bar=('fail-on = "hgh"', ("fail-on = 'hgh'", "critical, high, medium, low, info, none")),
     type=('type = "no name"', ("type = 'no name'", "such as ruff")),
     target=('target = "git@host:repo"', ("target = 'git@host:repo'", "http or https")),
     source_url=('source-url = "https://example.com/"', ("source-url = 'https://example.com/'", "{path}")),
-    no_toml=("severity: low", ("is no TOML", "line 1")),
-    deep=("type = " + "[" * 5000, ("is no TOML",)),
+    not_toml=("severity: low", ("is not valid TOML", "line 1")),
+    deep=("type = " + "[" * 5000, ("is not valid TOML",)),
     latin=('type = "caf\xe9"'.encode("latin-1"), ("is not UTF-8",)),
     utf16=('type = "a"'.encode("utf-16"), ("is not UTF-8",)),
     hostile=('"##[error]x\\n::error::y" = 1', ("##\\[error]x",)),
     level_of_an_option=(("--severity", "S1=hgh"), ("--severity S1=hgh", "PREFIX=LEVEL", "critical, high")),
-    sign_of_an_option=(("--severity", "S1"), ("PREFIX=LEVEL",)),
-    all_at_once=(
+    option_without_level=(("--severity", "S1"), ("PREFIX=LEVEL",)),
+    all_errors_in_one_message=(
         'a = 1\nb = 2\ntype = 5\nexclude = ["!", 5]\nfail-on = "x"\n[severity]\nS1 = "hgh"\nS2 = 1',
         ("'a'", "'b'", "type = 5", "'!'", "exclude: 5", "fail-on = 'x'", '"S1"', '"S2"'),
     ),
@@ -70,16 +70,16 @@ BAD_CONFIGS = cases(  # a file, or else options
 )
 
 
-@pytest.mark.parametrize(("given", "said"), BAD_CONFIGS)
-def test_a_bad_file_or_option_is_told_before_a_run_starts(job: Job, given: Any, said: tuple[str, ...]) -> None:
-    words, named = (given, ()) if isinstance(given, tuple) else ((), ("findings.toml",))
-    if named:
-        configure(job, given)
-    assert_one_line(job.scan(job.write("a.sarif", result()), *words), 2, *named, *said)
+@pytest.mark.parametrize(("config", "messages"), BAD_CONFIGS)
+def test_invalid_configuration_is_rejected_before_a_run(job: Job, config: Any, messages: tuple[str, ...]) -> None:
+    options, file = (config, ()) if isinstance(config, tuple) else ((), ("findings.toml",))
+    if file:
+        configure(job, config)
+    assert_one_line(job.scan(job.write("a.sarif", result()), *options), 2, *file, *messages)
     assert not (job.folder / "findings.db").exists()
 
 
-def test_the_file_is_that_of_the_current_folder_unless_one_is_named(job: Job) -> None:
+def test_configuration_is_read_from_the_working_directory_by_default(job: Job) -> None:
     (job.folder / "sub").mkdir()
     configure(job, '\ufefftype = "here"')
     configure(job, 'type = "other"', "other.toml")
@@ -88,55 +88,55 @@ def test_the_file_is_that_of_the_current_folder_unless_one_is_named(job: Job) ->
     assert job.last_run()["projectType"] == "here"
     done = job.scan("a.sarif", "--config", "other.toml", code=1)
     assert (job.last_run()["projectType"], "Note" in done.stderr) == ("other", False)
-    below = Job(job.folder / "sub")
-    below.scan("../a.sarif", code=1)
-    assert below.last_run()["projectType"] == "demo"
+    job_in_subfolder = Job(job.folder / "sub")
+    job_in_subfolder.scan("../a.sarif", code=1)
+    assert job_in_subfolder.last_run()["projectType"] == "demo"
 
 
-def test_options_go_before_the_file(job: Job) -> None:
+def test_options_override_the_configuration_file(job: Job) -> None:
     configure(job, 'type = "here"\ntarget = "https://git.example/a"\nfail-on = "critical"')
     job.scan(job.write("a.sarif", result()), code=0)
     run = job.last_run()
     assert (run["projectType"], run["targetUrl"]) == ("here", "https://git.example/a")
-    told = job.judge("a.sarif", "--type", "there", "--target", "", "--fail-on", "high")
+    response = job.scan_json("a.sarif", "--type", "there", "--target", "", "--fail-on", "high")
     run = job.last_run()
-    assert (told["pass"], run["projectType"], run["targetUrl"]) == (False, "there", None)
+    assert (response["pass"], run["projectType"], run["targetUrl"]) == (False, "there", None)
 
 
 # Severities
 
 
-def test_the_longest_beginning_decides_options_first_then_the_file(job: Job) -> None:
+def test_longest_rule_prefix_decides_with_options_before_the_file(job: Job) -> None:
     configure(job, '[severity]\n"S" = "low"\n"S10" = "info"\n"S101" = "critical"\n"" = "medium"')
     job.write("a.sarif", *map(found, ("S101", "S102", "S2", "X1", "not-checked")))
     job.scan("a.sarif", "--severity", "no=low", "--fail-on", "none", code=0)
-    known = {"S101": "critical", "S102": "info", "S2": "low", "X1": "medium", "not-checked": "high"}
-    assert severities(job) == known
+    expected = {"S101": "critical", "S102": "info", "S2": "low", "X1": "medium", "not-checked": "high"}
+    assert severities(job) == expected
     options = ("--severity", "S=high", "--severity", "S2=medium", "--severity", "not-checked=low")
     job.scan("a.sarif", *options, "--fail-on", "none", code=0)
-    assert severities(job) == known | {"S101": "high", "S102": "high", "S2": "medium", "not-checked": "low"}
+    assert severities(job) == expected | {"S101": "high", "S102": "high", "S2": "medium", "not-checked": "low"}
 
 
 @pytest.mark.parametrize("severity", findings_service.SEVERITIES)
-@pytest.mark.parametrize("figure", [None, "9.8"])
-def test_every_severity_is_read_as_it_was_decided(job: Job, severity: str, figure: str | None) -> None:
-    scored = {"properties": {"security-severity": figure, "tags": ["t"]}} if figure else {}
+@pytest.mark.parametrize("score", [None, "9.8"])
+def test_configured_severity_is_the_stored_severity(job: Job, severity: str, score: str | None) -> None:
+    scored = {"properties": {"security-severity": score, "tags": ["t"]}} if score else {}
     rules = [{"id": "R1", "defaultConfiguration": {"level": "note"}, **scored}]
     extension = {"name": "more", "rules": [{"id": "R2", "guid": "g", **scored}]}
     tool = {"driver": {"name": "demo", "rules": rules}, "extensions": [extension]}
-    by_place = found("", line=2, level=None, ruleIndex=0)
+    by_index = found("", line=2, level=None, ruleIndex=0)
     by_reference = found("", "b.py", level=None, rule={"index": 0, "toolComponent": {"index": 0}})
     ours = {"findingsTaskService/v1": {"title": "ours", "severity": "high"}}
-    whole = found("R3", "c.py", level="warning", properties=ours, fingerprints={"findingsTaskService/v1": "1"})
-    job.write("a.sarif", by_place, by_reference, whole, found("Y", "d.py", level="note", **scored), tool=tool)
+    imported = found("R3", "c.py", level="warning", properties=ours, fingerprints={"findingsTaskService/v1": "1"})
+    job.write("a.sarif", by_index, by_reference, imported, found("Y", "d.py", level="note", **scored), tool=tool)
     job.scan("a.sarif", "--ours", "--severity", f"R={severity}", "--fail-on", "none", code=0)
-    told = {title: task["severity"] for title, task in job.tasks().items()}
-    other = "critical" if figure else "low"
-    assert told == {"src/app.py": severity, "b.py": severity, "ours": severity, "Y d.py": other}
-    assert figure is None or job.tasks()["src/app.py"]["extensions"]["tags"] == ["t"]
+    stored = {title: task["severity"] for title, task in job.tasks().items()}
+    other = "critical" if score else "low"
+    assert stored == {"src/app.py": severity, "b.py": severity, "ours": severity, "Y d.py": other}
+    assert score is None or job.tasks()["src/app.py"]["extensions"]["tags"] == ["t"]
 
 
-def test_a_ready_map_leaves_the_score_of_a_rule_above(job: Job) -> None:
+def test_security_score_of_a_rule_overrides_a_ready_map(job: Job) -> None:
     rules = [{"id": "S101", "properties": {"security-severity": "9.5"}}]
     job.write("a.sarif", found("S101/x"), tool={"driver": {"name": "ruff", "rules": rules}})
     job.scan("a.sarif", "--fail-on", "none", code=0)
@@ -144,7 +144,7 @@ def test_a_ready_map_leaves_the_score_of_a_rule_above(job: Job) -> None:
 
 
 ESLINT = {"no-eval": "high", "no-dupe-keys": "medium", "no-unused-vars": "low", "@stylistic/semi": "info"}
-READY_CASES = cases(
+READY_MAPS = cases(
     ruff=("ruff", {"S101": "low", "S602": "high", "S704": "medium", "F821": "high", "E501": "info", "SIM102": "low"}),
     bandit=("Bandit", {"B101": "low", "B602": "high", "B704": "medium"}),
     eslint=("ESLint", ESLINT),
@@ -154,13 +154,13 @@ READY_CASES = cases(
 )
 
 
-@pytest.mark.parametrize(("tool", "wanted"), READY_CASES)
-def test_a_tool_that_marks_everything_error_has_a_ready_map(job: Job, tool: str, wanted: dict[str, str]) -> None:
-    job.scan(job.write("a.sarif", *map(found, wanted), name=tool), "--fail-on", "none", code=0)
-    assert severities(job) == wanted
+@pytest.mark.parametrize(("tool", "expected"), READY_MAPS)
+def test_ready_maps_set_severities_for_known_tools(job: Job, tool: str, expected: dict[str, str]) -> None:
+    job.scan(job.write("a.sarif", *map(found, expected), name=tool), "--fail-on", "none", code=0)
+    assert severities(job) == expected
 
 
-APART = cases(
+DIFFERING_LEVELS = cases(
     level=([found("S101"), found("S102", level="warning")], {}),
     default=([found("S101"), found("S102", level=None)], {}),
     rule=([found("S101"), found("S102")], {"rules": [{"id": "S9", "defaultConfiguration": {"level": "note"}}]}),
@@ -168,73 +168,73 @@ APART = cases(
 )
 
 
-@pytest.mark.parametrize(("results", "driver"), APART)
-def test_a_ready_map_applies_whichever_results_a_document_has(
+@pytest.mark.parametrize(("results", "driver"), DIFFERING_LEVELS)
+def test_ready_map_applies_to_documents_with_differing_levels(
     job: Job, results: list[Any], driver: dict[str, Any]
 ) -> None:
     job.write("a.sarif", *results, tool={"driver": {"name": "ruff"} | driver})
-    told = job.scan("a.sarif", "--fail-on", "none", code=0).stderr
+    output = job.scan("a.sarif", "--fail-on", "none", code=0).stderr
     score = results[1].get("properties")
     assert severities(job) == {"S101": "low", "S102": "critical" if score else "medium"}
-    assert told.count("a ready map says how severe the findings of ruff are") == 1
+    assert output.count("a ready map sets the severities of ruff;") == 1
 
 
-def test_ready_maps_agree_with_bandit_where_it_found_the_worst_only() -> None:
+def test_ready_maps_agree_with_the_blacklists_of_bandit() -> None:
     blacklists = [pytest.importorskip(f"bandit.blacklists.{name}") for name in ("calls", "imports")]
-    known = [each for module in blacklists for group in module.gen_blacklist().values() for each in group]
-    levels = {each["id"]: each["level"].lower() for each in known}
+    checks = [each for module in blacklists for group in module.gen_blacklist().values() for each in group]
+    levels = {each["id"]: each["level"].lower() for each in checks}
     for tool, letter in (("bandit", "B"), ("ruff", "S")):
         decided = {name: SeverityRules("", READY[tool]).decide(letter + name[1:]) for name in levels}
-        assert {name: told[0] for name, told in decided.items() if told} == levels
+        assert {name: decision[0] for name, decision in decided.items() if decision} == levels
 
 
 # Paths
 
 
-def test_what_is_left_out_counts_as_not_reported_and_is_told_apart_where_it_is_resolved(job: Job) -> None:
+def test_excluded_findings_are_resolved_as_missing_and_counted(job: Job) -> None:
     job.write("a.sarif", found("S1"), found("S2", "tests/a.py"), found("S3", "tests/b.py"), found("S4", "old.py"))
     job.scan("a.sarif", code=1)
     job.triage("S3 tests/b.py", "dismissed")
     configure(job, 'exclude = ["tests/**"]')
     job.write("a.sarif", found("S1"), found("S2", "tests/a.py"), found("S3", "tests/b.py"), found("S5", "tests/c.py"))
     done = job.scan("a.sarif", "--resolve-missing", code=0)
-    assert "Findings of demo resolved because their paths are left out: 1." in done.stderr
-    assert "2 resolved, because not reported any more" in done.stdout
-    told = {title.split()[0]: task["status"] for title, task in job.tasks().items()}
-    assert told == {"S1": "open", "S2": "resolved", "S3": "dismissed", "S4": "resolved"}
-    assert "left out" not in job.scan("a.sarif", "--resolve-missing", code=0).stderr
+    assert "Findings of demo resolved because their paths are excluded: 1." in done.stderr
+    assert "2 resolved because no longer reported" in done.stdout
+    statuses = {title.split()[0]: task["status"] for title, task in job.tasks().items()}
+    assert statuses == {"S1": "open", "S2": "resolved", "S3": "dismissed", "S4": "resolved"}
+    assert "are excluded" not in job.scan("a.sarif", "--resolve-missing", code=0).stderr
     job.scan("a.sarif", "--exclude", "!tests/a.py", "--resolve-missing", "--fail-on", "none", code=0)
     assert job.tasks()["S2 tests/a.py"]["status"] == "open"
 
 
-def test_a_branch_counts_what_of_its_own_was_left_out(job: Job) -> None:
+def test_excluded_findings_are_resolved_only_on_their_branch(job: Job) -> None:
     job.scan(job.write("a.sarif", found("S1"), found("S2", "tests/a.py")), code=1)
     job.write("a.sarif", found("S1"), found("S2", "tests/a.py"), found("S3", "tests/b.py"))
     job.scan("a.sarif", "--branch", "fix", code=1)
     done = job.scan("a.sarif", "--branch", "fix", "--resolve-missing", "--exclude", "tests/", code=0)
-    assert "resolved because their paths are left out: 1." in done.stderr
+    assert "resolved because their paths are excluded: 1." in done.stderr
     assert {task["status"] for title, task in job.tasks().items() if "S2" in title} == {"open"}
 
 
-def test_what_is_alike_stays_what_it_is_where_others_are_left_out(job: Job) -> None:
-    marks = {"fingerprints": {"x/v1": "same"}}
-    job.scan(job.write("a.sarif", found("S1", "tests/a.py", **marks), found("S1", "b.py", **marks)), code=1)
+def test_excluding_a_twin_does_not_change_the_other_twin(job: Job) -> None:
+    same = {"fingerprints": {"x/v1": "same"}}
+    job.scan(job.write("a.sarif", found("S1", "tests/a.py", **same), found("S1", "b.py", **same)), code=1)
     before = {task["id"]: task["location"] for task in job.tasks().values()}
     statuses = {"tests/a.py:3": "resolved", "b.py:3": "open"}
     done = job.scan("a.sarif", "--exclude", "tests/**", "--resolve-missing", code=0)
-    assert "resolved because their paths are left out: 1." in done.stderr
+    assert "resolved because their paths are excluded: 1." in done.stderr
     after = {task["id"]: (task["location"], task["status"]) for task in job.tasks().values()}
     assert after == {each: (location, statuses[location]) for each, location in before.items()}
 
 
-def test_what_nothing_refers_to_may_be_anything(job: Job) -> None:
+def test_malformed_rules_without_results_are_ignored(job: Job) -> None:
     rules = [{"id": "S1"}, {"id": "S2", "defaultConfiguration": "x"}, {"id": "S3", "properties": [1]}]
     tool = {"driver": {"name": "demo", "rules": rules}}
     job.scan(job.write("a.sarif", found("S1", "a.py", ruleIndex=0), tool=tool), "--severity", "S=low", code=0)
     assert {task["severity"] for task in job.tasks().values()} == {"low"}
 
 
-def test_the_last_pattern_that_fits_decides(job: Job) -> None:
+def test_last_matching_exclude_pattern_decides(job: Job) -> None:
     configure(job, 'exclude = ["tests/**", "*.js", "!tests/keep.py"]')
     files = ("tests/a.py", "tests/keep.py", "src/tests/a.py", "a/b.js")
     job.scan(job.write("a.sarif", *(found("S1", file) for file in files), found("S1", "")), code=1)
@@ -245,7 +245,7 @@ def test_the_last_pattern_that_fits_decides(job: Job) -> None:
 
 
 def prepared(config: Config, document: dict[str, Any]) -> Any:
-    """Return what is sent of a document."""
+    """Return the prepared document that a scan sends."""
     findings_service.load_modules()
     form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
     text = json.dumps(document).encode()
@@ -254,34 +254,34 @@ def prepared(config: Config, document: dict[str, Any]) -> Any:
     return sent.text
 
 
-def test_what_another_format_was_read_as_is_left_out_by_its_place_and_all_else_is_sent_as_it_is() -> None:
+def test_converted_findings_are_excluded_by_location() -> None:
     task = {"title": "ours", "severity": "high", "location": "tests/a b.py:4"}
-    whole = log_with(found("S1", "tests/a%20b.py", properties={"findingsTaskService/v1": task}))
-    assert json.loads(prepared(Config().with_options([], ["tests/a b.py"]), whole))["runs"][0]["results"] == []
-    # What nothing decides about is sent as it is.
+    document = log_with(found("S1", "tests/a%20b.py", properties={"findingsTaskService/v1": task}))
+    assert json.loads(prepared(Config().with_options([], ["tests/a b.py"]), document))["runs"][0]["results"] == []
+    # A document that no rule applies to is sent unchanged.
     assert prepared(Config(), log_with(result())) == json.dumps(log_with(result())).encode()
 
 
-def test_explain_says_which_line_decided(job: Job) -> None:
+def test_explain_names_the_rule_behind_each_severity_and_exclusion(job: Job) -> None:
     configure(job, 'exclude = ["tests/**"]\n[severity]\n"S1" = "critical"')
-    left_out = (found("S5", "tests/a.py"), found("S6", "gen/a.py"))
-    job.write("a.sarif", found("S101"), found("S602", line=9), *left_out, found("E501", ""), name="ruff")
+    excluded = (found("S5", "tests/a.py"), found("S6", "gen/a.py"))
+    job.write("a.sarif", found("S101"), found("S602", line=9), *excluded, found("E501", ""), name="ruff")
     job.write("b.sarif", found("X1", level="warning"))
-    words = ("--severity", "E=medium", "--exclude", "gen/", "--explain", "--fail-on", "none", "--format", "json")
-    done = job.scan("a.sarif", "b.sarif", *words, code=0)
+    options = ("--severity", "E=medium", "--exclude", "gen/", "--explain", "--fail-on", "none", "--format", "json")
+    done = job.scan("a.sarif", "b.sarif", *options, code=0)
     assert done.stderr.splitlines()[:7] == [
         "Note: findings.toml is used.",
         'critical S101 src/app.py:3 findings.toml: [severity] "S1"',
         'high S602 src/app.py:9 ready map for ruff: "S602"',
-        'left out S5 tests/a.py:3 findings.toml: exclude "tests/**"',
-        'left out S6 gen/a.py:3 --exclude "gen/"',
+        'excluded S5 tests/a.py:3 findings.toml: exclude "tests/**"',
+        'excluded S6 gen/a.py:3 --exclude "gen/"',
         'medium E501 --severity "E"',
         "medium X1 src/app.py:3 the document",
     ]
     assert json.loads(done.stdout)["pass"]
 
 
-def test_patterns_that_take_too_long_in_total_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_exclude_patterns_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_config, "Budget", partial(scan_config.Budget, 0.5))
     files = [f"{'a/' * (100 + number)}c" for number in range(200)]
     config = Config().with_options([], [f"/{'**/a/' * 100}b"])

@@ -1,4 +1,4 @@
-"""Whether the check of the statements of requests finds those that do not name the client of a table."""
+"""Tests of the check that every statement of a request names the client of each table."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ UNBOUND = {
 
 @pytest.fixture(scope="module")
 def url(postgres: Databases) -> Iterator[str]:
-    """A database that has the schema."""
-    made = postgres.new()
-    with open_store(made) as database, database.reading():
+    """The URL of a database with the schema."""
+    url = postgres.new()
+    with open_store(url) as database, database.reading():
         pass
-    yield made
-    postgres.drop(made)
+    yield url
+    postgres.drop(url)
 
 
-def told_of(text: str, url: str) -> list[str]:
+def tables_reported(text: str, url: str) -> list[str]:
     collector = Collector()
     collector.statements[text] = Statement(text, ["default"])
     return [complaint.partition(":")[0] for complaint in collector.complaints(url)]
 
 
-def test_a_statement_is_told_of_that_does_not_name_the_client_of_each_table(url: str) -> None:
+def test_statements_that_do_not_name_the_client_of_a_table_are_reported(url: str) -> None:
     for tables, texts in ({"": BOUND} | UNBOUND).items():
         for text in texts:
-            assert told_of(text, url) == ([tables] if tables else []), text
+            assert tables_reported(text, url) == ([tables] if tables else []), text

@@ -1,4 +1,4 @@
-"""Clients that mean no good, and those that go wrong."""
+"""Hostile and faulty HTTP clients: slow, malformed and oversized requests."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ import pytest
 
 from tests.clients import API, KIB, cases, task
 from tests.engines import locked
-from tests.hostile import READ_BOUND, another_client, assert_refused, half_open, raw_request, send_raw, status_of
+from tests.hostile import READ_BOUND, assert_rejected, concurrent_reads, half_open, raw_request, send_raw, status_of
 from tests.servers import PATIENCE, Server, at_most, program_with, wait_until
 
-UNENDED = b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"  # headers that never end
+ENDLESS_HEADERS = b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"
 
 
-def test_half_open_connections_hold_nobody_up(hostile_server: Server) -> None:
+def test_half_open_connections_do_not_delay_other_clients(hostile_server: Server) -> None:
     with (
         half_open(hostile_server, 300, b""),
         half_open(hostile_server, 150, b"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-"),
         half_open(hostile_server, 50, hostile_server.post_head(f"{API}/runs", 100) + b"{"),
-        another_client(hostile_server),
+        concurrent_reads(hostile_server),
     ):
         for _ in range(20):
             assert hostile_server.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
 
 
-def test_a_slow_body_and_headers_that_never_end_are_given_up(hostile_server: Server) -> None:
+def test_slow_bodies_and_endless_headers_time_out(hostile_server: Server) -> None:
     with half_open(hostile_server, 20, hostile_server.post_head(f"{API}/runs", 10_000) + b"{") as connections:
-        with another_client(hostile_server):
+        with concurrent_reads(hostile_server):
             wait_until(lambda: select.select(connections[:1], [], [], 0.05)[0] or connections[0].sendall(b" "))
         for connection in connections:
             assert b"malformed_json" in connection.recv(65536)
-    with half_open(hostile_server, 1, UNENDED) as connections, suppress(ConnectionResetError):
+    with half_open(hostile_server, 1, ENDLESS_HEADERS) as connections, suppress(ConnectionResetError):
         assert not connections[0].recv(1) or connections[0].recv(65536)
 
 
@@ -50,20 +50,20 @@ BOTH_LENGTHS = cases(
 
 
 @pytest.mark.parametrize("headers", BOTH_LENGTHS)
-def test_a_request_with_both_lengths_is_one_request(hostile_server: Server, headers: list[str]) -> None:
+def test_content_length_and_chunked_together_smuggle_no_request(hostile_server: Server, headers: list[str]) -> None:
     hidden = raw_request(hostile_server, "POST", f"{API}/project-types", b'{"name": "smuggled"}')
     for body in (b"14\r\n" + b'{"name": "twofold"} ' + b"\r\n0\r\n\r\n", b"0\r\n\r\n"):
-        heard = send_raw(
+        received = send_raw(
             hostile_server, raw_request(hostile_server, "POST", f"{API}/project-types", body, *headers) + hidden
         )
-        assert heard.count(b"HTTP/1.1 ") <= 1
-        assert status_of(heard) in (0, 200, 201, 400)
+        assert received.count(b"HTTP/1.1 ") <= 1
+        assert status_of(received) in (0, 200, 201, 400)
     assert hostile_server.request("GET", f"{API}/project-types/smuggled").status_code == 404
 
 
 NEW_TYPE = b'{"name": "smuggled"}'
-CUT = b'{"name": "smuggled" '
-LIES = cases(
+PARTIAL = b'{"name": "smuggled" '
+FALSE_LENGTHS = cases(
     too_short=(NEW_TYPE, ["Content-Length: 5"]),
     too_long=(NEW_TYPE, ["Content-Length: 500"]),
     negative=(NEW_TYPE, ["Content-Length: -1"]),
@@ -75,30 +75,30 @@ LIES = cases(
     unknown_coding=(NEW_TYPE, ["Transfer-Encoding: gzip"]),
     coded_twice=(b"14\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", ["Transfer-Encoding: chunked, identity"]),
     bad_chunks=(b"zz\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", ["Transfer-Encoding: chunked"]),
-    unending_chunks=(b"14\r\n" + CUT + b"\r\n", ["Transfer-Encoding: chunked"]),
-    cut_chunk=(b"ff\r\n" + CUT, ["Transfer-Encoding: chunked"]),
-    enormous_chunk=(b"f" * 30 + b"\r\n" + CUT, ["Transfer-Encoding: chunked"]),
+    unending_chunks=(b"14\r\n" + PARTIAL + b"\r\n", ["Transfer-Encoding: chunked"]),
+    cut_chunk=(b"ff\r\n" + PARTIAL, ["Transfer-Encoding: chunked"]),
+    enormous_chunk=(b"f" * 30 + b"\r\n" + PARTIAL, ["Transfer-Encoding: chunked"]),
 )
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["open", "ended"])
-@pytest.mark.parametrize(("body", "headers"), LIES)
-def test_a_lie_about_the_length_is_refused_and_stores_nothing(
+@pytest.mark.parametrize(("body", "headers"), FALSE_LENGTHS)
+def test_false_body_lengths_are_rejected_and_store_nothing(
     hostile_server: Server, body: bytes, headers: list[str], ends: bool
 ) -> None:
-    with another_client(hostile_server):
-        heard = send_raw(
+    with concurrent_reads(hostile_server):
+        received = send_raw(
             hostile_server, raw_request(hostile_server, "POST", f"{API}/project-types", body, *headers), ends=ends
         )
-    assert_refused(heard)
+    assert_rejected(received)
     assert hostile_server.request("GET", f"{API}/project-types/smuggled").status_code == 404
 
 
-def test_an_oversized_chunked_body_is_refused_before_its_end(server: Server) -> None:
+def test_oversized_chunked_body_is_rejected_before_its_end(server: Server) -> None:
     server.start_run()
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     text = raw_request(server, "POST", f"{API}/project-types", NEW_TYPE, "Transfer-Encoding: chunked")
-    with another_client(server), half_open(server, 1, b"") as (connection,):
+    with concurrent_reads(server), half_open(server, 1, b"") as (connection,):
         connection.sendall(text.removesuffix(NEW_TYPE))
         with suppress(OSError):
             for _ in range(17):
@@ -106,7 +106,7 @@ def test_an_oversized_chunked_body_is_refused_before_its_end(server: Server) -> 
         assert b" 413 " in connection.recv(65536)
 
 
-STRANGE = cases(
+MALFORMED = cases(
     no_path=b"GET\r\n\r\n",
     other_version=b"GET / HTTP/9.9\r\n\r\n",
     no_host=b"GET /api/v1/tasks HTTP/1.1\r\nConnection: close\r\n\r\n",
@@ -127,13 +127,13 @@ STRANGE = cases(
 )
 
 
-@pytest.mark.parametrize("text", STRANGE)
-def test_what_is_no_request_of_ours_is_refused(hostile_server: Server, text: bytes) -> None:
-    with another_client(hostile_server):
-        assert_refused(send_raw(hostile_server, text))
+@pytest.mark.parametrize("text", MALFORMED)
+def test_malformed_requests_are_rejected(hostile_server: Server, text: bytes) -> None:
+    with concurrent_reads(hostile_server):
+        assert_rejected(send_raw(hostile_server, text))
 
 
-STRANGE_HEADERS = cases(
+UNUSUAL_HEADERS = cases(
     no_utf8="Cookie: \xff\xfe\r\nAccept: \xff\r\nX-Forwarded-For: \xff\r\nIf-None-Match: \xff",
     spoofed="Script-Name: /evil\r\nPath-Info: /x\r\nWsgi.Input: 1\r\nQuery-String: a=b\r\nX-HTTP-Method-Override: PUT",
     conditional="Range: bytes=0-1\r\nIf-Match: *\r\nIf-Modified-Since: Sat, 21 Nov 2026 00:00:00 GMT",
@@ -142,20 +142,20 @@ STRANGE_HEADERS = cases(
 )
 
 
-@pytest.mark.parametrize("headers", STRANGE_HEADERS)
-def test_strange_headers_change_nothing(hostile_server: Server, headers: str) -> None:
-    plain, strange = (
+@pytest.mark.parametrize("headers", UNUSUAL_HEADERS)
+def test_unusual_headers_do_not_change_the_response(hostile_server: Server, headers: str) -> None:
+    plain, unusual = (
         raw_request(hostile_server, "GET", f"{API}/project-types", b"", *more) for more in ((), (headers,))
     )
-    heard = [send_raw(hostile_server, text) for text in (plain, strange.decode().encode("latin-1"))]
-    assert [status_of(each) for each in heard] == [200, 200]
-    assert heard[0].split(b"\r\n\r\n")[1] == heard[1].split(b"\r\n\r\n")[-1]
+    received = [send_raw(hostile_server, text) for text in (plain, unusual.decode().encode("latin-1"))]
+    assert [status_of(each) for each in received] == [200, 200]
+    assert received[0].split(b"\r\n\r\n")[1] == received[1].split(b"\r\n\r\n")[-1]
 
 
 @pytest.mark.signals
-def test_a_stop_waits_for_half_open_connections_but_not_for_long(serve: Callable[..., Server]) -> None:
+def test_shutdown_is_not_blocked_by_half_open_connections(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_BODY_TIMEOUT="3")
-    texts = [b"", UNENDED, server.post_head(f"{API}/runs", 1000) + b"{", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+    texts = [b"", ENDLESS_HEADERS, server.post_head(f"{API}/runs", 1000) + b"{", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
     with ExitStack() as stack:
         for text in (*texts, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"):
             stack.enter_context(half_open(server, 20, text))
@@ -164,7 +164,7 @@ def test_a_stop_waits_for_half_open_connections_but_not_for_long(serve: Callable
 
 
 @pytest.mark.parametrize("headers", [["Content-Length: 20000"], ["Transfer-Encoding: chunked"]])
-def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Server, headers: list[str]) -> None:
+def test_read_with_a_pending_body_does_not_delay_others_during_a_lock(server: Server, headers: list[str]) -> None:
     server.start_run()
     head = "\r\n".join(["GET /healthz HTTP/1.1", "Host: x", *headers, "\r\n"]).encode()
     with locked(server.db), half_open(server, 1, head):
@@ -174,15 +174,15 @@ def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Serv
 
 
 @pytest.mark.parametrize("length", [1, 16_000])
-def test_the_key_is_judged_before_a_small_body(serve: Callable[..., Server], length: int) -> None:
+def test_key_is_checked_before_the_body_arrives(serve: Callable[..., Server], length: int) -> None:
     server = serve(FINDINGS_BODY_TIMEOUT="1h")
     request = server.post_head(f"{API}/runs", length).replace(server.key.encode(), b"fts_unknown")
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-        connection.sendall(request)  # and nothing of the body
+        connection.sendall(request)  # without the body
         assert status_of(connection.recv(65536)) == 401
 
 
-def test_a_client_that_sends_a_refused_body_first_reads_the_response(serve: Callable[..., Server]) -> None:
+def test_client_that_sends_a_rejected_body_can_read_the_response(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(DRAINING=PATIENCE, DRAINING_UNKNOWN=PATIENCE))
     for key in (server.key, "fts_unknown"):
         head = server.post_head(f"{API}/runs", 32 * KIB * KIB).replace(server.key.encode(), key.encode())
@@ -191,30 +191,30 @@ def test_a_client_that_sends_a_refused_body_first_reads_the_response(serve: Call
             assert status_of(connection.recv(65536)) == (413 if key == server.key else 401)
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux limits the time for sending")
-def test_a_client_that_takes_nothing_of_a_response_is_cut_off(serve: Callable[..., Server]) -> None:
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="TCP_USER_TIMEOUT is available on Linux only")
+def test_client_that_stops_reading_a_response_is_disconnected(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(SENDING=500))
     tasks = [task(description="x" * 60_000)] * 150
     assert server.request("POST", f"{API}/runs/{server.start_run()}/tasks", {"tasks": tasks}).status_code == 201
 
-    def opened() -> set[int]:
+    def open_files() -> set[int]:
         inodes = set()
         for file in Path(f"/proc/{server.process.pid}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
                 inodes.add(file.stat().st_ino)
         return inodes
 
-    before = opened()
+    before = open_files()
     with socket.create_connection(("127.0.0.1", server.port)) as stalled:
         stalled.sendall(raw_request(server, "GET", f"{API}/tasks?limit=200&view=full"))
         assert stalled.recv(12) == b"HTTP/1.1 200"
-        own = opened() - before
-        wait_until(lambda: not own & opened())
+        connection_files = open_files() - before
+        wait_until(lambda: not connection_files & open_files())
         with pytest.raises(ConnectionResetError):
             deque(iter(partial(stalled.recv, 1 << 20), b""), maxlen=0)
 
 
-BEFORE_THE_BODY = cases(
+HEADER_ERRORS = cases(
     path=("POST", "/nowhere", {}, 404),
     method=("PUT", f"{API}/runs", {}, 405),
     key=("POST", f"{API}/runs", {"Authorization": "Bearer fts_no"}, 401),
@@ -229,8 +229,8 @@ BEFORE_THE_BODY = cases(
 )
 
 
-@pytest.mark.parametrize(("method", "path", "headers", "status"), BEFORE_THE_BODY)
-def test_what_can_be_judged_before_a_large_body_is(
+@pytest.mark.parametrize(("method", "path", "headers", "status"), HEADER_ERRORS)
+def test_errors_in_headers_are_returned_before_a_large_body_arrives(
     hostile_server: Server, hostile_key: str, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     sent = {"Host": "x", "Authorization": f"Bearer {hostile_key}", "Content-Type": "application/json"} | headers
@@ -238,6 +238,6 @@ def test_what_can_be_judged_before_a_large_body_is(
         sent.setdefault("Content-Length", "1000000")
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
     with half_open(hostile_server, 1, "\r\n".join([*lines, "\r\n"]).encode()) as (connection,):
-        heard = connection.recv(65536)  # although none of the body was sent
-    assert status_of(heard) == status
-    assert b"connection: close" in heard.lower()
+        received = connection.recv(65536)  # before any of the body is sent
+    assert status_of(received) == status
+    assert b"connection: close" in received.lower()

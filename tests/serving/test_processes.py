@@ -1,4 +1,4 @@
-"""Several processes on one file."""
+"""Several processes that use one database."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ from tests.servers import LISTENING, PATIENCE, Server, command, invoke, program_
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_same_request_many_times_at_once_creates_once(serve: Callable[..., Server], workers: int) -> None:
+def test_concurrent_requests_with_one_idempotency_key_create_once(serve: Callable[..., Server], workers: int) -> None:
     server = serve("--workers", str(workers))
     run, headers = server.start_run(), {"Idempotency-Key": "k"}
-    asked = partial(server.request, "POST", f"{API}/runs/{run}/tasks", {"tasks": [task()] * 20}, **headers)
+    submit = partial(server.request, "POST", f"{API}/runs/{run}/tasks", {"tasks": [task()] * 20}, **headers)
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: asked(), range(24)))
-    assert len({(answer.status_code, answer.data) for answer in answers}) == 1
+        responses = list(pool.map(lambda _: submit(), range(24)))
+    assert len({(response.status_code, response.data) for response in responses}) == 1
     assert server.request("GET", f"{API}/tasks").json["total"] == 20
 
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched(
-    serve: Callable[..., Server], workers: int
-) -> None:
+def test_moved_database_is_refused_until_restart_and_not_modified(serve: Callable[..., Server], workers: int) -> None:
     server = serve("--workers", str(workers), program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
     path = f"{API}/runs/{server.start_run()}/tasks"
     for _ in range(5):
@@ -52,20 +50,20 @@ def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched
     for _ in range(4 * workers):
         assert_storage_unusable(server.request)
     assert database_files(server.db.parent) == before
-    wait_until(lambda: server.log_text().count("every request is refused") >= workers)  # each process has seen it
+    wait_until(lambda: server.log_text().count("every request is refused") >= workers)  # logged by each process
     move_database_back(server.db)
     assert_storage_unusable(server.request)
     assert server.stop() == 0
-    heard = server.log_text()
-    assert (heard.count("every request is refused until a restart"), "Traceback" in heard) == (workers, False)
-    again = serve(until=LISTENING)
-    assert again.request("GET", f"{API}/tasks", key=server.key).json["total"] == 5
+    log = server.log_text()
+    assert (log.count("every request is refused until a restart"), "Traceback" in log) == (workers, False)
+    restarted = serve(until=LISTENING)
+    assert restarted.request("GET", f"{API}/tasks", key=server.key).json["total"] == 5
     assert integrity_errors_of(server.db) == []
 
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_kill(
+def test_new_database_at_the_old_path_is_not_damaged_by_the_old_service(
     serve: Callable[..., Server], workers: int
 ) -> None:
     first = serve("--workers", str(workers), program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
@@ -84,31 +82,31 @@ def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_ki
     assert integrity_errors_of(second.db.with_name("moved.db")) == []
 
 
-def insist(server: Server, path: str, body: Any) -> int:
-    """Send a request again until it is not answered with busy, and return its status."""
-    while (answer := server.request("POST", path, body)).status_code == 503:
-        assert_storage_problem(answer, "busy")
-    return answer.status_code
+def retry_while_busy(server: Server, path: str, body: Any) -> int:
+    """Repeat a request while the response is 503 `busy`, and return the final status."""
+    while (response := server.request("POST", path, body)).status_code == 503:
+        assert_storage_problem(response, "busy")
+    return response.status_code
 
 
-def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable[..., Server]) -> None:
+def test_two_workers_neither_lose_nor_duplicate_concurrent_writes(serve: Callable[..., Server]) -> None:
     server = serve("--workers", "2")
     run, db = server.start_run(), ("--db", str(server.db))
     batches = [{"tasks": [task(externalId=f"{n // 2}.{i}", title=f"{n}") for i in range(5)]} for n in range(200)]
     with ThreadPoolExecutor(12) as pool:
         keys = [pool.submit(command, "keys", "create", f"key {n}", *db) for n in range(4)]
-        statuses = list(pool.map(lambda body: insist(server, f"{API}/runs/{run}/tasks", body), batches))
+        statuses = list(pool.map(lambda body: retry_while_busy(server, f"{API}/runs/{run}/tasks", body), batches))
     assert (statuses.count(201), statuses.count(200)) == (100, 100)
     assert {server.request("GET", f"{API}/runs", key=key.result().stdout.strip()).status_code for key in keys} == {200}
     with connect_directly(server.db) as connection:
-        found = connection.execute("SELECT external_id FROM tasks ORDER BY external_id").fetchall()
-    assert found == sorted((f"{n}.{i}",) for n in range(100) for i in range(5))
+        stored = connection.execute("SELECT external_id FROM tasks ORDER BY external_id").fetchall()
+    assert stored == sorted((f"{n}.{i}",) for n in range(100) for i in range(5))
     submitted = server.request("GET", f"{API}/runs/{run}").json["submitted"]
     assert [submitted[name] for name in ("created", "reopened", "resolved")] == [500, 0, 0]
     assert integrity_errors_of(server.db) == []
 
 
-KEEPING_HOUSE = """
+MAINTENANCE_PROGRAM = """
 import sys
 from findings_service import Settings, SQLiteDatabase
 
@@ -117,14 +115,14 @@ for _ in sys.stdin:
     with database.transaction() as connection:
         connection.execute("INSERT OR REPLACE INTO clients VALUES ('x', '')")
     database.run_maintenance()
-    with database.reading() as reader, database.maintaining() as writer, database.apart() as apart:
-        print([each.execute("PRAGMA wal_autocheckpoint").fetchone()[0] for each in (writer, reader, apart)], flush=True)
+    with database.reading() as reader, database.maintaining() as writer, database.separate_reader() as slow:
+        print([each.execute("PRAGMA wal_autocheckpoint").fetchone()[0] for each in (writer, reader, slow)], flush=True)
 """
 
 
 @pytest.mark.sqlite
-def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
-    line, pipes = [sys.executable, "-c", KEEPING_HOUSE, db_at(tmp_path / "x.db")], {"stdin": -1, "stdout": -1}
+def test_checkpointing_moves_to_another_process_when_one_is_killed(tmp_path: Path) -> None:
+    line, pipes = [sys.executable, "-c", MAINTENANCE_PROGRAM, db_at(tmp_path / "x.db")], {"stdin": -1, "stdout": -1}
     first, second = (subprocess.Popen(line, cwd=HERE, bufsize=0, **pipes) for _ in range(2))
 
     def step(process: subprocess.Popen[bytes]) -> Any:
@@ -134,7 +132,7 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
     try:
         for _ in range(3):
             assert step(first) == [findings_service.CHECKPOINT_PAGES, 0, 0]
-            assert (tmp_path / "x.db-wal").stat().st_size == 0  # of what the other one wrote
+            assert (tmp_path / "x.db-wal").stat().st_size == 0  # the other process's writes too
             assert step(second) == [0, 0, 0]
             assert (tmp_path / "x.db-wal").stat().st_size > 0
         first.kill()
@@ -148,7 +146,7 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-def test_no_command_checkpoints_beside_a_service(serve: Callable[..., Server]) -> None:
+def test_commands_do_not_checkpoint_while_a_service_runs(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(MAINTENANCE_PAUSE=60))
     server.start_run()
     wal = server.db.with_name("served.db-wal")
@@ -161,8 +159,8 @@ def test_no_command_checkpoints_beside_a_service(serve: Callable[..., Server]) -
 
 
 @pytest.mark.sqlite
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
-def test_root_leaves_the_lock_to_the_databases_owner(filled: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
+def test_lock_file_created_by_root_belongs_to_the_database_owner(filled: Path) -> None:
     filled.with_name("findings.db-checkpointer").unlink()
     os.chown(filled, 65534, 65534)
     database_of(create_app(db=str(filled)))
@@ -172,10 +170,10 @@ def test_root_leaves_the_lock_to_the_databases_owner(filled: Path) -> None:
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize(
-    ("number", "held"), cases(no_locks=(errno.ENOLCK, True), taken=(errno.EWOULDBLOCK, False), windows=(None, True))
+    ("number", "acquired"), cases(no_locks=(errno.ENOLCK, True), taken=(errno.EWOULDBLOCK, False), windows=(None, True))
 )
-def test_a_system_without_locks_checkpoints_in_each_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, held: bool
+def test_every_process_checkpoints_if_locks_are_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, acquired: bool
 ) -> None:
     def refuse(*_: Any) -> NoReturn:
         raise OSError(number, "")
@@ -184,18 +182,18 @@ def test_a_system_without_locks_checkpoints_in_each_process(
     if number is None:
         monkeypatch.setattr(findings_service, "fcntl", None)
     checkpointer = findings_service.CheckpointLock(str(tmp_path / "x.db"))
-    assert checkpointer.acquire() == held
+    assert checkpointer.acquire() == acquired
     checkpointer.release()
 
 
 @pytest.mark.signals
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="listing child processes requires Linux")
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_all_workers_stop_when_one_dies(serve: Callable[..., Server], number: int) -> None:
+def test_all_processes_stop_if_one_is_killed(serve: Callable[..., Server], number: int) -> None:
     server = serve("--workers", "2")
     processes = [server.process.pid, *children_of(server.process.pid)]
     assert len(processes) == 3
     os.kill(processes[number], signal.SIGKILL)
     assert server.process.wait(PATIENCE) == (1 if number else -signal.SIGKILL)
-    assert not number or "a worker died, and so all were stopped" in server.log_text()
+    assert not number or "a worker process died, so all were stopped" in server.log_text()
     wait_until(lambda: not any(map(is_alive, processes)))

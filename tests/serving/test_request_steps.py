@@ -1,4 +1,4 @@
-"""The way of a request through the running service: each step once, one after the other."""
+"""Trace of a request through the running service: each step runs once, one after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.clients import API, task
 from tests.servers import Server
 
 STEPS = ["ApiRequest.open", "ApiRequest.read", "ApiRequest.check", "PendingWrite.apply"]
-# Runs the service, and writes of each function of ours that is entered its name and those of its callers.
+# Runs the service, and writes the call stack of each call to a function of the project, as a list of function names.
 TRACED = """
 import atexit, json, os, sys, threading
 import findings_service
@@ -46,32 +46,32 @@ findings_service.main()
 """
 
 
-def ways(traced: Path) -> list[list[list[str]]]:
-    """Return what was entered for each write that was answered: from its environment on until it is settled."""
+def calls_of_writes(traced: Path) -> list[list[list[str]]]:
+    """Return the call stacks of each completed write, from the creation of its environment to its `settle`."""
     entered = json.loads(traced.read_text())
     requests: list[list[list[str]]] = []
     for stack in entered:
         if stack[0] == "environ_of":
             requests.append([])
-        if requests and not stack[-1].startswith("Deliverer."):  # whose thread looks for deliveries meanwhile
+        if requests and not stack[-1].startswith("Deliverer."):  # runs in a thread of its own
             requests[-1].append(stack)
     settled = [[stack[0].endswith("settle") for stack in request] for request in requests]
-    return [request[: places.index(True)] for request, places in zip(requests, settled, strict=True) if True in places]
+    return [request[: flags.index(True)] for request, flags in zip(requests, settled, strict=True) if True in flags]
 
 
 @pytest.mark.sqlite
-def test_a_request_takes_its_steps_once_and_one_behind_the_other(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_write_request_runs_each_step_once_and_in_order(serve: Callable[..., Server], tmp_path: Path) -> None:
     traced = tmp_path / "traced.json"
     program = (sys.executable, "-c", TRACED)
     server = serve(program=program, TRACED=str(traced))
     run = server.start_run({"type": "object", "properties": {"n": {"type": "integer"}}})
-    for lot in "ab":
-        tasks = [task(externalId=f"{lot}{number}", extensions={"n": number}) for number in range(20)]
+    for batch in "ab":
+        tasks = [task(externalId=f"{batch}{number}", extensions={"n": number}) for number in range(20)]
         submitted = server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks}).json["tasks"]
-    decided = server.request("PATCH", f"{API}/tasks/{submitted[0]['id']}", {"status": "dismissed", "comment": "x"})
-    assert decided.status_code == 200
+    triaged = server.request("PATCH", f"{API}/tasks/{submitted[0]['id']}", {"status": "dismissed", "comment": "x"})
+    assert triaged.status_code == 200
     assert server.stop() == 0
-    of_batch, of_update = ways(traced)[-2:]  # the first batch has filled the caches
-    for stacks in (of_batch, of_update):
+    batch_calls, update_calls = calls_of_writes(traced)[-2:]  # the first batch has filled the caches
+    for stacks in (batch_calls, update_calls):
         assert [stack[0] for stack in stacks if stack[0] in STEPS] == STEPS
         assert all(len(set(stack) & set(STEPS)) <= 1 for stack in stacks)  # each returns before the next is called
