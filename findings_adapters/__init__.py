@@ -1,1 +1,1 @@
-"""Adapters beside `findings_service`: each ties the service to one thing outside, and it does without any."""
+"""Optional modules that connect the service to something outside: a format, a protocol, a server, an engine."""
