@@ -2675,7 +2675,6 @@ def test_only_first_2000_characters_of_accept_are_read(client: Client, run: str)
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a new interpreter."""
     return command(*arguments, program=(sys.executable, "-c", code))
 
 

@@ -126,18 +126,15 @@ class Client(FlaskClient):
         return self.request_json("POST", "project-types", 200, 201, json={"name": name, "extensionSchema": schema})
 
     def start(self, project_type: str = "web", **fields: Any) -> str:
-        """Start a run and return its id."""
         return self.request_json("POST", "runs", 201, json={"projectType": project_type, **fields})["id"]
 
     def finish(self, run_id: str, status: str = "completed", **fields: Any) -> dict[str, Any]:
         return self.request_json("PATCH", f"runs/{run_id}", 200, json={"status": status, **fields})
 
     def submit(self, run_id: str, *tasks: dict[str, Any]) -> dict[str, Any]:
-        """Submit a batch and return the response."""
         return self.request_json("POST", f"runs/{run_id}/tasks", 200, 201, json={"tasks": tasks})
 
     def add(self, run_id: str, **fields: Any) -> str:
-        """Submit one task and return its id."""
         return self.submit(run_id, task(**fields))["tasks"][0]["id"]
 
     def triage(self, task_id: str, status: str | None = None, **fields: Any) -> dict[str, Any]:

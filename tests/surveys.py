@@ -72,7 +72,6 @@ class Survey:
         return any(run["branch"] == branch and item["id"] in self.reported[run["id"]] for run in self.runs)
 
     def accepts(self, item: dict[str, Any], name: str, value: Any) -> bool:
-        """Return whether a task matches a filter."""
         if name == "branch":
             return any(self.is_known_to(item, branch) for branch in value)
         if name == "runId":

@@ -90,7 +90,6 @@ def start_example(server: Server, github: GitHub, tmp_path: Path) -> Iterator[St
 
 
 def report(server: Server, run: str, **fields: Any) -> str:
-    """Report a finding and return its id."""
     return server.request("POST", f"{API}/runs/{run}/tasks", task(**fields)).json["tasks"][0]["id"]
 
 

@@ -50,7 +50,6 @@ def read(text: bytes) -> tuple[list[Any], list[Any]]:
 
 
 def outside(text: bytes) -> str:
-    """Return the text outside the code block."""
     tokens, _ = read(text)
     return "\n".join(token.content for token in tokens if token.type == "inline")
 
@@ -63,7 +62,6 @@ def ruff_finding(number: int) -> KnownFinding:
 
 
 def left_out(text: bytes) -> str:
-    """Return the line after the code block."""
     return text.decode().rpartition("```\n")[2]
 
 

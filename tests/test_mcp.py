@@ -96,7 +96,6 @@ class Agent:
         return self.use("start_run", **{"projectType": "web", "targetUrl": TARGET} | fields)["id"]
 
     def add(self, run_id: str, **fields: Any) -> str:
-        """Submit a finding and return its id."""
         return self.use("submit_findings", runId=run_id, findings=[task(**fields)])["tasks"][0]["id"]
 
 

@@ -315,7 +315,6 @@ def shared_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def two_workers(serve: Callable[..., Server], shared_dir: Path) -> Callable[..., Server]:
-    """A factory of servers with two workers."""
     return partial(serve, "--workers", "2", FINDINGS_METRICS="1", TMPDIR=str(shared_dir))
 
 

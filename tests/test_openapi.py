@@ -241,7 +241,6 @@ class RequestFitter:
         self.task, self.hook = self.add(self.run), self.add_hook()
 
     def add(self, run: str) -> str:
-        """Create a task, and return its id."""
         return self.server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
 
     def add_hook(self) -> str:

@@ -121,7 +121,6 @@ def only_task(client: Client, document: Any) -> dict[str, Any]:
 
 
 def export(client: Client, media_type: str = SARIF, **query: Any) -> bytes:
-    """Return the task list in another format."""
     response = client.get(f"{API}/tasks", query_string=query, headers={"Accept": media_type})
     assert (response.status_code, response.mimetype) == (200, media_type), response.data[:500]
     return response.data
