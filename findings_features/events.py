@@ -63,7 +63,8 @@ class Event(Model):
     """An entry of the history, with its task or run in the present state.
 
     `by` is the name of the key that caused it, null if the service did because of a timeout. `branch` is the branch of
-    the run that caused it, else null. Events about findings have all fields except `run`, which events about runs have.
+    the run that caused it, else null. Events about findings have all fields except `run`. Events about runs have only
+    `run` and the fields up to `branch`.
     """
 
     id: str

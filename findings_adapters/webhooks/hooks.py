@@ -50,7 +50,10 @@ Format = Literal["json", "slack"]
 
 
 class WebhookDefinition(RequestModel):
-    """Request to create a webhook: its URL, its format, and filters, all of which an event must match."""
+    """Request to create a webhook: its URL, its format, and filters, all of which an event must match.
+
+    Except for `run.started`, which `minSeverity` never filters. Without `types`, only `run.finished` is sent.
+    """
 
     url: Annotated[str, Meta(max_length=2048, pattern=HOOK_URL)]
     types: Annotated[list[EventType], Meta(min_length=1, max_length=20)] | None = None
