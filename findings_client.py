@@ -935,8 +935,8 @@ class Findings(Client):
 
     def brief_text(self, project_type: str, **query: Unpack[BriefQuery]) -> str:
         """Return the brief as text for a prompt, in which a fenced code block encloses text of other authors."""
-        asked = query_of(project_type=project_type, **query)
-        response = self.request("GET", f"brief?{asked}", accept=MARKDOWN)
+        parameters = query_of(project_type=project_type, **query)
+        response = self.request("GET", f"brief?{parameters}", accept=MARKDOWN)
         if not response.headers.get("content-type", "").startswith(MARKDOWN):
             raise Unavailable(
                 f"{self.where} cannot return {MARKDOWN}: its module findings_adapters/markdown.py is not installed"

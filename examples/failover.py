@@ -294,7 +294,7 @@ class Attempt:
 
 
 @dataclass
-class Told:
+class Ledger:
     """The state that the service has acknowledged to the writers of a client."""
 
     tasks: dict[str, str] = field(default_factory=dict)  # ids by title
@@ -308,11 +308,11 @@ class Told:
 class Writer(threading.Thread):
     """A thread that sends writes. It repeats each one, alternating the services, until it is acknowledged."""
 
-    def __init__(self, name: str, services: Sequence[Remote], told: Told) -> None:
+    def __init__(self, name: str, services: Sequence[Remote], ledger: Ledger) -> None:
         super().__init__(name=name, daemon=True)
         self.attempts: list[Attempt] = []
         self.is_over = threading.Event()
-        self._services, self._told, self._dice = list(services), told, random.Random(name)
+        self._services, self._ledger, self._dice = list(services), ledger, random.Random(name)
         self._known: list[str] = []
         self._run = ""
 
@@ -327,7 +327,7 @@ class Writer(threading.Thread):
                     return
                 self._dice.choice(work)(f"{self.name}/{number}")
         except Exception as error:
-            self._told.faults.append(f"{self.name} gave up: {error}")
+            self._ledger.faults.append(f"{self.name} gave up: {error}")
 
     def first_good(self, since: float) -> float:
         """Return the monotonic time at which the first write sent after `since` was acknowledged, 0 if none was."""
@@ -342,14 +342,14 @@ class Writer(threading.Thread):
     def begin_a_run(self, name: str) -> None:
         """Start a run. Only the Idempotency-Key keeps a retry from starting a second one."""
         run = self._acknowledged("POST", "/runs", {"projectType": "web", "metadata": {"name": name}})
-        self._told.runs.add(name)
+        self._ledger.runs.add(name)
         self._run = run["id"]
 
     def create(self, title: str) -> None:
         """Submit a task without externalId, which a retry might duplicate, and read it from the other service."""
         self._submit([{"title": title, "severity": "low"}])
         self._services.reverse()
-        self._acknowledged("GET", f"/tasks/{self._told.tasks[title]}")
+        self._acknowledged("GET", f"/tasks/{self._ledger.tasks[title]}")
 
     def report(self, name: str) -> None:
         """Submit some tasks with externalIds. All are new, except one of the previous report, if there was one."""
@@ -367,24 +367,24 @@ class Writer(threading.Thread):
         if self._known:
             title, status = self._dice.choice(self._known), self._dice.choice(["open", "resolved", "dismissed"])
             before = len(self.attempts)
-            self._acknowledged("PATCH", f"/tasks/{self._told.tasks[title]}", {"status": status, "comment": text})
-            self._told.comments.setdefault(title, {})[text] = len(self.attempts) - before
-            self._told.statuses[title] = status
+            self._acknowledged("PATCH", f"/tasks/{self._ledger.tasks[title]}", {"status": status, "comment": text})
+            self._ledger.comments.setdefault(title, {})[text] = len(self.attempts) - before
+            self._ledger.statuses[title] = status
 
     def delete(self, title: str) -> None:
         """Submit and delete a task. A retry may find that an earlier attempt has deleted it."""
         self._submit([{"title": title, "severity": "low"}])
-        self._acknowledged("DELETE", f"/tasks/{self._told.tasks[title]}", retry_status=404)
-        self._told.deleted.add(title)
+        self._acknowledged("DELETE", f"/tasks/{self._ledger.tasks[title]}", retry_status=404)
+        self._ledger.deleted.add(title)
 
     def _submit(self, tasks: list[dict[str, str]]) -> None:
         response = self._acknowledged("POST", f"/runs/{self._run}/tasks", {"tasks": tasks})
         for task, stored in zip(tasks, response["tasks"], strict=True):
             title = task["title"]
-            if self._told.tasks.setdefault(title, stored["id"]) != stored["id"]:
-                self._told.faults.append(f"task {title} has two ids")
+            if self._ledger.tasks.setdefault(title, stored["id"]) != stored["id"]:
+                self._ledger.faults.append(f"task {title} has two ids")
             if stored["result"] == "reopened":
-                self._told.statuses[title] = stored["status"]
+                self._ledger.statuses[title] = stored["status"]
 
     def _acknowledged(self, method: str, path: str, body: Any = None, retry_status: int = 0) -> Any:
         """Repeat a request until it is acknowledged; return the response's body. :raises RuntimeError: if it fails.
@@ -414,28 +414,28 @@ class Writer(threading.Thread):
 # ---------------------------------------------------------------------------
 
 
-def faults_of(service: Client, told: Told) -> Iterator[str]:
+def faults_of(service: Client, ledger: Ledger) -> Iterator[str]:
     """Yield a line for each difference between the stored data and the acknowledged writes."""
-    yield from told.faults
+    yield from ledger.faults
     tasks = [*listed(service, "tasks?limit=200")]
-    found, expected = Counter(task["title"] for task in tasks), {*told.tasks} - told.deleted
+    found, expected = Counter(task["title"] for task in tasks), {*ledger.tasks} - ledger.deleted
     yield from (f"task {title} is lost" for title in expected - {*found})
     yield from (f"task {title} is back after its deletion" for title in {*found} - expected)
     yield from (f"task {title} exists {n} times" for title, n in found.items() if n > 1)
     for task in tasks:
-        if task["id"] != told.tasks.get(task["title"]):
+        if task["id"] != ledger.tasks.get(task["title"]):
             yield f"task {task['title']} has another id"
-        status = told.statuses.get(task["title"], "open")
+        status = ledger.statuses.get(task["title"], "open")
         if task["status"] != status:
             yield f"task {task['title']} is {task['status']} instead of {status}"
-    for title, sent in told.comments.items():
-        history = listed(service, f"tasks/{told.tasks[title]}/history")
+    for title, sent in ledger.comments.items():
+        history = listed(service, f"tasks/{ledger.tasks[title]}/history")
         stored = Counter(entry["comment"] for entry in history if entry["comment"])
         for text in {*stored, *sent}:
             if not min(1, sent.get(text, 0)) <= stored[text] <= sent.get(text, 0):
                 yield f"comment {text} was sent {sent.get(text, 0)} times, but is stored {stored[text]} times"
     runs = Counter(run["metadata"]["name"] for run in listed(service, "runs?limit=200"))
-    yield from (f"run {name} exists {runs[name]} times" for name in {*runs, *told.runs} if runs[name] != 1)
+    yield from (f"run {name} exists {runs[name]} times" for name in {*runs, *ledger.runs} if runs[name] != 1)
 
 
 def listed(service: Client, link: str | None) -> Iterator[dict[str, Any]]:
@@ -491,15 +491,15 @@ class Trial:
     def __init__(self, cluster: Cluster, pair: ServicePair, writers: int, victim: str, how: signal.Signals) -> None:
         self._cluster, self._pair, self._writers, self._victim, self._how = cluster, pair, writers, victim, how
         self._keys = {each: pair.run("keys", "create", "trial", "--client", each, "--level=full") for each in CLIENTS}
-        self._told = {client: Told() for client in CLIENTS}
+        self._ledgers = {client: Ledger() for client in CLIENTS}
         for key in self._keys.values():
             Client(pair.remotes(key)[0]).request("POST", "project-types", {"name": "web"})
 
     def round(self, number: int) -> bool:
         """Kill or freeze a node under load, restore it, print results, and return whether all was correct."""
         names = [(client, f"{client} {number}/{each}") for client in CLIENTS for each in range(self._writers)]
-        keys, told = self._keys, self._told
-        writers = [Writer(name, self._pair.remotes(keys[client]), told[client]) for client, name in names]
+        keys, ledgers = self._keys, self._ledgers
+        writers = [Writer(name, self._pair.remotes(keys[client]), ledgers[client]) for client, name in names]
         for writer in writers:
             writer.start()
         try:
@@ -543,13 +543,13 @@ class Trial:
     def _audit(self) -> bool:
         faults = [
             f"{client}: {fault}"
-            for client, told in self._told.items()
-            for fault in faults_of(Client(Remote(f"http://{HOST}:{self._pair.ports[0]}", self._keys[client])), told)
+            for client, ledger in self._ledgers.items()
+            for fault in faults_of(Client(Remote(f"http://{HOST}:{self._pair.ports[0]}", self._keys[client])), ledger)
         ]
-        told = self._told.values()
-        tasks, runs = sum(len(each.tasks) for each in told), sum(len(each.runs) for each in told)
-        comments = sum(len(texts) for each in told for texts in each.comments.values())
-        deleted = sum(len(each.deleted) for each in told)
+        ledgers = self._ledgers.values()
+        tasks, runs = sum(len(each.tasks) for each in ledgers), sum(len(each.runs) for each in ledgers)
+        comments = sum(len(texts) for each in ledgers for texts in each.comments.values())
+        deleted = sum(len(each.deleted) for each in ledgers)
         self._row("acknowledged in all", f"{tasks:,} tasks, {deleted:,} deleted; {comments:,} comments; {runs:,} runs")
         self._row("lost, duplicated or wrong", f"{len(faults)}")
         print(*(f"    {fault}" for fault in faults[:20]), sep="\n", end="\n" if faults else "")

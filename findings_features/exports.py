@@ -186,12 +186,12 @@ def walk_tasks(
     query: ExportQuery = request.query
     view: Any = "full" if whole else "default"
     left, after = query.limit, query.after
-    lot = TaskQuery(limit=EXPORT_BATCH, sort=query.sort, view=view)
+    batch = TaskQuery(limit=EXPORT_BATCH, sort=query.sort, view=view)
     while True:
         with in_list_time(connection):
             position = read_cursor(request, connection, "tasks", after)
             wanted = read_task_filter(connection, request.client_id, query)
-            tasks, _ = select_tasks(connection, request.client_id, wanted, lot, position)
+            tasks, _ = select_tasks(connection, request.client_id, wanted, batch, position)
             taken, more = take_batch(tasks, min(EXPORT_BATCH, left))
             listed = select_listed(connection, request.client_id, wanted, taken)
         yield from listed

@@ -19,8 +19,8 @@ def service(server: Server) -> Client:
 
 
 @pytest.fixture
-def acked(server: Server, service: Client) -> failover.Told:
-    acked = failover.Told()
+def acked(server: Server, service: Client) -> failover.Ledger:
+    acked = failover.Ledger()
     remotes = [Remote(f"http://127.0.0.1:{server.port}", server.key) for _ in range(2)]
     writers = [failover.Writer(f"writer {number}", remotes, acked) for number in range(3)]
     for writer in writers:
@@ -33,7 +33,7 @@ def acked(server: Server, service: Client) -> failover.Told:
     return acked
 
 
-def test_audit_reports_lost_duplicated_and_changed_data(service: Client, acked: failover.Told) -> None:
+def test_audit_reports_lost_duplicated_and_changed_data(service: Client, acked: failover.Ledger) -> None:
     assert acked.runs
     assert list(failover.faults_of(service, acked)) == []
     commented = next(iter(acked.comments))

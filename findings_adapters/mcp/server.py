@@ -254,7 +254,7 @@ TERMS = {
     "but the task is ": "but the finding is ",
 }
 TERM_PATTERN = regex.compile(
-    rf"(?P<method>GET|POST|PUT|PATCH|DELETE) {API}/(?P<path>[^\s\";,]+[^\s\";,.])|\L<said>", said=TERMS
+    rf"(?P<method>GET|POST|PUT|PATCH|DELETE) {API}/(?P<path>[^\s\";,]+[^\s\";,.])|\L<terms>", terms=TERMS
 )
 
 
