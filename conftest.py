@@ -27,6 +27,7 @@ pytest_plugins = [
     "tests.hostile",
     "tests.servers",
     "tests.surveys",
+    "tests.browser",
 ]
 pytest.register_assert_rewrite(*pytest_plugins, "tests.scenarios", "tests.documents", "tests.statements")
 
