@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -115,43 +115,42 @@ def counted_groups(connection: Connection, client_id: str, by: str, wanted: Task
 
 
 COLUMNS = {"tag": "tags", "projectType": "project_type", "targetUrl": "target_url"}
-DIGITS = "0123456789"
 ADDRESS = regex.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#@]*@)?(\[[^/?#\]]*\]|[^/?#@:\[\]]*)")  # up to a port
 
 
 def file_of(location: str) -> str:
     """Return a location without its line and column; the port of an address is kept."""
     for _ in range(2):
-        start = location.rstrip(DIGITS)
-        if start == location or len(start) < 2 or start[-1] != ":":
+        start, _, digits = location.rpartition(":")
+        if not (start and digits.isascii() and digits.isdecimal()) or ("://" in start and ADDRESS.fullmatch(start)):
             break
-        if "://" in start and ADDRESS.fullmatch(start[:-1]):
-            break
-        location = start[:-1]
+        location = start
     return location
 
 
-def values_of(by: str, stored: str | None) -> list[str | None]:
-    """Return the values that a task is counted under; None stands for no value."""
-    if not stored:
-        return [None]
+def values_of(by: str, stored: str, n: int) -> Mapping[str, int]:
+    """Return the number of tasks by value. :param stored: a value of `n` tasks, or a line with the location of each."""
     if by == "location":
-        return [file_of(stored)]
-    return [*tags_in(stored)] if by == "tag" else [stored]
+        return Counter(map(file_of, stored.split("\n")))
+    return dict.fromkeys(tags_in(stored) or [""], n) if by == "tag" else {stored: n}
 
 
 def listed_groups(connection: Connection, client_id: str, by: str, wanted: TaskFilter) -> Counter[Group]:
-    """Count the tasks of each group by reading all tasks that a filter accepts."""
+    """Count the tasks of each group by reading all tasks that a filter accepts.
+
+    Few locations are equal, so the engine joins those of a status and severity into one text. 200,000 rows would take
+    three times as long.
+    """
     plan, counts = plan_tasks(connection, client_id, wanted), Counter[Group]()
-    columns = f"tasks.{COLUMNS.get(by, by)}, tasks.status, tasks.severity"
+    # An expression, because for a column SQLite might read all tasks in the order of an index on it.
+    columns = f"COALESCE(tasks.{COLUMNS.get(by, by)}, '') AS value, tasks.status, tasks.severity"
+    value, key = ("GROUP_CONCAT(value, '\n')", "2, 3") if by == "location" else ("value", "1, 2, 3")
     for each in (plan.tally,) if plan.tally else plan.ranges:
-        counted = f"COUNT(DISTINCT {each.seq})" if plan.tally else "COUNT(*)"
-        statement = f"{each.select(f'{columns}, {counted}')} GROUP BY 1, 2, 3"
-        if by == "location" and not plan.tally:  # few locations are equal, so grouping would sort in vain
-            statement = each.select(f"{columns}, 1")
+        listed = each.select(f"{'DISTINCT ' if plan.tally else ''}{each.seq}, {columns}")
+        statement = f"SELECT {value}, status, severity, COUNT(*) FROM ({listed}) AS listed GROUP BY {key}"
         for stored, status, rank, n in connection.execute(statement, each.values):
-            for value in values_of(by, stored):
-                counts[value, status, rank] += n
+            for name, count in values_of(by, stored, n).items():
+                counts[name, status, rank] += count
     return counts
 
 
