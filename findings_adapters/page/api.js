@@ -1,15 +1,15 @@
-// How the API (`docs/api.md`) is asked, and how it refuses.
+// Requests to the API (`docs/api.md`) and its error responses.
 
-export const API = new URL("../api/v1/", import.meta.url);
+export const API = new URL("../../api/v1/", import.meta.url);
 export const DESCRIPTION = new URL("openapi.json", API).href;
 export const pathOf = (kind, id, more = "") => `${kind}/${encodeURIComponent(id)}${more}`;
 
-/** What a refusal says, and in how many seconds to try again. */
+/** An error response: its messages, status and code, and the seconds until a retry. */
 export class Refusal extends Error {
 	constructor(response, problem) {
 		const errors = problem.errors ?? [];
-		const told = errors.slice(0, 5).map((each) => `${each.parameter ?? each.pointer}: ${each.detail}`);
-		super([problem.detail ?? (response.status ? `The service answered ${response.status}.` : "A proxy asks you to sign in: reload the page."), ...told].join("\n"));
+		const more = errors.slice(0, 5).map((each) => `${each.parameter ?? each.pointer}: ${each.detail}`).filter((text) => text !== problem.detail);
+		super([problem.detail ?? (response.status ? `The service responded with status ${response.status}.` : "Your session at the proxy has ended. Reload the page to sign in."), ...more].join("\n"));
 		this.status = response.status;
 		this.code = problem.code ?? "";
 		this.errors = errors;
@@ -23,29 +23,29 @@ const asUnreachable = (error) => {
 	throw error.name === "AbortError" ? error : new Unreachable("The service can't be reached.");
 };
 
-/** Tell whether the same request may succeed later. */
+/** Return whether the same request may succeed later. */
 export const isPassing = (error) => error instanceof Unreachable || error.status > 501;
 
-/** Tell whether to sign in: the service says so, or a proxy in front leads to its own page. */
+/** Return whether the user has to sign in: for a 401, or if a proxy redirects or responds with its own page. */
 const asksToSignIn = (response) => response.status === 401 || response.type === "opaqueredirect"
 	|| (response.ok && /html/.test(response.headers.get("Content-Type")));
 
-/** Send a request, without empty values of `query`; the response may be a refusal. Without a key, a proxy puts it in. */
+/** Send a request and return the response, also of an error. Empty values of `query` are left out; "" as key leaves it to a proxy. */
 export function send(method, path, key, { query = {}, headers = {}, body, signal } = {}) {
 	const url = new URL(path, API);
 	for (const [name, value] of Object.entries(query)) if (String(value ?? "") !== "") url.searchParams.set(name, String(value));
-	const sendable = key.replace(/[^ -~]/g, "?"); // with other signs it is no key, which the service says best
+	const sendable = key.replace(/[^ -~]/g, "?"); // fetch throws for other characters; the service rejects the key with a message
 	const sent = { Accept: "application/json", ...(key && { Authorization: `Bearer ${sendable}` }), ...(body && { "Content-Type": "application/json" }), ...headers };
 	const options = { method, headers: sent, body: body && JSON.stringify(body), signal, cache: "no-store", redirect: "manual" };
 	return fetch(url, options).catch(asUnreachable);
 }
 
-/** Throw what a response refuses, if it does. */
+/** Throw a `Refusal` for an error response. */
 export async function heedRefusal(response) {
 	if (!response.ok && response.status !== 304) throw new Refusal(response, await response.json().catch(() => ({})));
 }
 
-/** Ask with the session's key, and again with another once that holds no more. */
+/** Create the functions that send requests with the session's key. After a 401 they wait for a new key and retry. */
 export function createApi(session) {
 	async function ask(method, path, options = {}) {
 		for (;;) {
@@ -60,7 +60,7 @@ export function createApi(session) {
 		}
 	}
 
-	/** Return {data, etag}, or null while the ETag is still `known`. */
+	/** Return {data, etag}, or null if the ETag is still `known`. */
 	async function request(method, path, { known, ...options } = {}) {
 		if (known) options.headers = { ...options.headers, "If-None-Match": known };
 		const response = await ask(method, path, options);
@@ -74,5 +74,5 @@ export function createApi(session) {
 	return { ask, request, get };
 }
 
-/** Return where a list goes on, from its link, which a proxy may have made wrong. */
+/** Return the cursor in a list's `next` link, whose other parts may be wrong behind a proxy. */
 export const placeBehind = (list) => (list.next ? new URL(list.next, API).searchParams.get("after") : null);

@@ -1,0 +1,2 @@
+// Applies the chosen color theme before the first paint; therefore this is a script, not a module.
+document.documentElement.dataset.theme = localStorage.getItem("findings:theme") ?? "system";
