@@ -179,7 +179,7 @@ class PageUser:
 
     def sign_in(self, key: str, remember: bool = False) -> None:
         self.page.get_by_label("API key").fill(key)
-        self.page.get_by_label("Remember").set_checked(remember)
+        self.page.get_by_label("Keep me signed in").set_checked(remember)
         self.page.get_by_role("button", name="Sign in").click()
         self.page.locator("header.top").wait_for()
 
@@ -189,7 +189,7 @@ class PageUser:
             findings.report(*tasks)
         total = findings.send("GET", f"tasks?limit=1&projectType={findings.type}{more}")["total"]
         self.open(f"#/findings?projectType={findings.type}{more}")
-        self.expect_text(f"{total:,} finding", ".total")
+        self.expect_text(re.compile(rf"^{total:,} .*finding"), ".total")
 
     def open_finding(self, findings: Findings, *tasks: dict[str, Any]) -> None:
         """Report findings, and open the test's first finding."""
@@ -307,7 +307,8 @@ def make_key(server: Server, name: str, level: str, client: str = "default", *op
 
 def check_link_counts(user: PageUser, findings: Findings, selector: str) -> int:
     """Check that each link shows the total of the list that it opens, and return the number of links."""
-    links = user.page.locator(selector).evaluate_all("all => all.map((each) => [each.innerText, each.hash])")
+    read = "all => all.map((each) => [(each.querySelector('strong') ?? each).innerText, each.hash])"
+    links = user.page.locator(selector).evaluate_all(read)
     for text, fragment in links:
         total = findings.send("GET", f"tasks?limit=1&{fragment.partition('?')[2]}")["total"]
         assert re.findall(r"\d+", text) == [str(total)], fragment

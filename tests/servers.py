@@ -38,7 +38,8 @@ CORE_FOLDER = Path(findings_service.__file__).parent  # the checkout, or a folde
 CORE_FILE = CORE_FOLDER / "findings_service.py"
 # Not the file itself, which Python would compile anew for each of hundreds of processes.
 PROGRAM = (sys.executable, "-m", "findings_service")
-PATIENCE = 300.0  # seconds; only a hang takes so long, even on a slow machine
+# Seconds: only a hang takes so long, even on a slow machine. While writing tests, a few seconds show failures sooner.
+PATIENCE = float(os.environ.get("FINDINGS_TEST_PATIENCE", "300"))
 LISTENING = r"http://127\.0\.0\.1:\d+"
 SECRET = "a-key-of-the-environment"
 

@@ -1,95 +1,89 @@
 // The page: shared state, the frame and one view.
 
-import { createApi } from "./api.js";
+import { createApi, DESCRIPTION } from "./api.js";
 import { createChanges } from "./changes.js";
 import { Finding } from "./finding.js";
 import { Findings } from "./findings.js";
 import { createKeys, useKeys } from "./keys.js";
-import { createStore, html, PageContext, render, useEffect, usePage, useStore } from "./lib.js";
+import { createStore, html, PageContext, render, useEffect, usePage, useState, useStore } from "./lib.js";
 import { Overview } from "./overview.js";
-import { Heading, Nothing, Text } from "./parts.js";
-import { createRouter, link } from "./route.js";
+import { Heading, Menu, Nothing, Text } from "./parts.js";
+import { createRouter, link, toFindings } from "./route.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
 import { createSession, mayTriage } from "./session.js";
-import { SignIn, SignInAgain } from "./signin.js";
+import { ICON, SignIn, SignInAgain } from "./signin.js";
 import { Dialogs, readDraft } from "./triage.js";
 import { ProjectType, ProjectTypes } from "./types.js";
 import { Webhooks } from "./webhooks.js";
-import { count, object } from "./words.js";
+import { capital, count, object } from "./words.js";
 
 const VIEWS = {
 	overview: { name: "Overview", list: Overview },
-	findings: { name: "Findings", list: Findings, one: Finding, query: { status: "open", sort: "severity" } },
+	findings: { name: "Findings", list: Findings, one: Finding, to: toFindings() },
 	runs: { name: "Runs", list: Runs, one: Run },
 	"project-types": { name: "Project types", list: ProjectTypes, one: ProjectType },
 	webhooks: { name: "Webhooks", list: Webhooks, isFull: true },
 };
+const THEMES = ["system", "light", "dark"];
 const TOAST_TIME = 10_000; // milliseconds; u undoes later too
 
-function createPage() {
-	const session = createSession();
-	const api = createApi(session);
-	return {
-		session,
-		api,
-		router: createRouter(),
-		keys: createKeys(),
-		changes: createChanges(api),
-		dialog: createStore(readDraft()), // what is asked for: {kind, …}
-		memory: { lists: {}, places: new Map() }, // left for the next view
-	};
-}
+const session = createSession();
+const api = createApi(session);
+const page = {
+	session,
+	api,
+	router: createRouter(),
+	keys: createKeys(),
+	changes: createChanges(api),
+	dialog: createStore(readDraft()), // the open dialog: {kind, …}
+	memory: { lists: {}, places: new Map() }, // left for the next view
+};
 
-function Unknown() {
-	return html`
-		<${Heading} title="Not found" />
-		<${Nothing} title="There is nothing at this address"><p><a href=${link("overview")}>Overview</a></p><//>`;
-}
+const Unknown = () => html`
+	<${Heading} title="Page not found" />
+	<${Nothing} title="There is no view at this address"><p><a href=${link("overview")}>Go to the overview</a></p><//>`;
 
 function App() {
 	const { me, again, asking } = useStore(usePage().session);
-	if (asking) return null;
-	if (!me) return html`<${SignIn} />`;
-	return html`<${Frame} />${again && html`<${SignInAgain} />`}`;
+	return !asking && (me ? html`<${Frame} />${again && html`<${SignInAgain} />`}` : html`<${SignIn} />`);
 }
 
 function Frame() {
 	const { session, router, changes, dialog, memory } = usePage();
 	const { view, id, query } = useStore(router);
-	const { key, me } = useStore(session);
+	const { me } = useStore(session);
 	const views = Object.entries(VIEWS).filter(([, { isFull }]) => !isFull || mayTriage({ me }));
-	const shown = new Map(views).get(view);
-	const View = (id === null ? shown?.list : shown?.one) ?? Unknown;
+	const View = views.find(([name]) => name === view)?.[1][id === null ? "list" : "one"] ?? Unknown;
 	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]);
+	useEffect(() => { // `scrollIntoView` would move the start of the Tab order
+		const tab = document.querySelector(".top [aria-current]");
+		const nav = tab?.parentElement;
+		if (nav) nav.scrollLeft = tab.offsetLeft + tab.offsetWidth - nav.offsetLeft - nav.clientWidth;
+	}, [view]);
 	const help = () => dialog.set({ kind: "help" });
 	const search = () => {
 		memory.searching = true;
-		router.go(link("findings"));
+		router.go(toFindings());
 	};
-	const back = () => id !== null && router.go(link(view));
-	useKeys({ "?": help, "/": search, Escape: back }, true);
+	useKeys({ "?": help, "/": search, Escape: () => id !== null && router.go(link(view)) }, true);
 	useEffect(() => {
 		session.refresh();
 		changes.sendUnsent();
 	}, []);
 	const skip = (event) => {
-		event.preventDefault();
+		event.preventDefault(); // the fragment is the route
 		document.getElementById("heading")?.focus();
 	};
 	return html`
 		<a class="skip" href="#heading" onClick=${skip}>Skip to the content</a>
 		<header class="top">
+			<a class="brand" href=${link("overview")} aria-hidden="true" tabindex="-1"><img src=${ICON} alt="" /> Findings</a>
 			<nav aria-label="Views">
-				${views.map(([name, { name: words, query: given }]) => html`
-					<a href=${link(name, null, given)} aria-current=${name === view ? "page" : undefined}>${words}</a>`)}
+				${views.map(([name, { name: words, to }]) => html`
+					<a href=${to ?? link(name)} aria-current=${name === view ? "page" : undefined}>${words}</a>`)}
 			</nav>
-			<div class="buttons">
-				<span class="me muted" title="Key ${me.key}">
-					<${Text} of=${me.user ?? me.key} /> · <${Text} of=${me.client} /> · ${me.level}</span>
-				<button class="quiet" onClick=${help}>Keys <kbd aria-hidden="true">?</kbd></button>
-				${key && html`<button class="quiet" onClick=${session.signOut}>Sign out</button>`}
-			</div>
+			<${Account} help=${help} />
 		</header>
 		<main id="content"><${View} key=${`${view}/${id ?? ""}`} id=${id} query=${query} /></main>
 		<${Outbox} />
@@ -97,19 +91,39 @@ function Frame() {
 		<${Dialogs} />`;
 }
 
+function Account({ help }) {
+	const { session } = usePage();
+	const { key, me } = useStore(session);
+	const { dataset } = document.documentElement; // `theme.js` reads the choice at the next start
+	const [theme, setTheme] = useState(dataset.theme);
+	const choose = (name) => {
+		localStorage.setItem("findings:theme", (dataset.theme = name));
+		setTheme(name);
+	};
+	const who = me.user ?? me.key;
+	return html`
+		<${Menu} id="account" label="Account: ${who}" name=${html`<span class="name"><${Text} of=${who} /></span>`}>
+			<p class="me muted"><${Text} of=${who} /> · <${Text} of=${me.client} /> · ${me.level}</p>
+			<div class="toggles" role="group" aria-label="Theme">
+				${THEMES.map((name) => html`<button aria-pressed=${String(name === theme)} onClick=${() => choose(name)}>${capital(name)}</button>`)}
+			</div>
+			<button class="quiet" onClick=${help}>Keyboard shortcuts <kbd aria-hidden="true">?</kbd></button>
+			<a href=${DESCRIPTION}>API reference</a>
+			${key && html`<button class="quiet" onClick=${session.signOut}>Sign out</button>`}
+		<//>`;
+}
+
 function Outbox() {
 	const { unsent, sending, sendUnsent, discardFirst } = usePage().changes;
-	const changes = useStore(unsent);
-	const busy = useStore(sending);
-	if (!changes.length) return null;
-	const [{ what, tasks, refused }] = changes;
-	return html`
-		<section class="outbox" aria-label="Not sent yet">
-			<p role="alert">${count(changes.length, "change")} not sent yet: ${what}${object(tasks)}.
-				${refused ? html` <strong class="lines">${refused}</strong>` : " It is kept in this tab, and tried again by itself."}</p>
+	const { length, 0: first } = useStore(unsent);
+	const disabled = useStore(sending);
+	return first && html`
+		<section class="outbox" aria-label="Unsaved changes">
+			<p role="alert">${count(length, "change")} not saved yet: ${first.what}${object(first.tasks)}.
+				${first.refused ? html` <strong class="lines">${first.refused}</strong>` : " Retrying automatically; keep this tab open."}</p>
 			<div class="buttons">
-				${!refused && html`<button disabled=${busy} onClick=${sendUnsent}>Retry</button>`}
-				<button disabled=${busy} onClick=${discardFirst}>Discard</button>
+				${!first.refused && html`<button disabled=${disabled} onClick=${sendUnsent}>Retry</button>`}
+				<button disabled=${disabled} onClick=${discardFirst}>Discard</button>
 			</div>
 		</section>`;
 }
@@ -117,16 +131,18 @@ function Outbox() {
 function Toast() {
 	const { toast, say, sayError, undo } = usePage().changes;
 	const said = useStore(toast);
+	const { text, cancel } = said;
 	useEffect(() => {
-		const timer = said.text && setTimeout(() => say(""), TOAST_TIME);
+		const timer = text && !cancel && setTimeout(say, TOAST_TIME, "");
 		return () => clearTimeout(timer);
 	}, [said]);
 	return html`
-		<div class="toast ${said.text ? "" : "hidden"}">
-			<p role="status">${said.text}</p>
+		<div class="toast ${text ? "" : "hidden"}">
+			<p role="status">${text}</p>
+			${cancel && html`<button onClick=${cancel}>Cancel</button>`}
 			${said.undo && html`<button class="quiet" onClick=${() => undo().catch(sayError)}>Undo <kbd aria-hidden="true">u</kbd></button>`}
 		</div>`;
 }
 
 history.scrollRestoration = "manual";
-render(html`<${PageContext.Provider} value=${createPage()}><${App} /><//>`, document.getElementById("app"));
+render(html`<${PageContext.Provider} value=${page}><${App} /><//>`, document.getElementById("app"));

@@ -1,35 +1,32 @@
-// Single keys, which views listen for while nobody types.
+// Keyboard shortcuts of one key.
 
 import { createStore, useLayoutEffect, usePage, useRef } from "./lib.js";
 
 const OFF = "findings:keys-off";
 const TYPING = 'input:not([type="checkbox"], [type="radio"]), textarea, select';
 
-/**
- * Return {on, layers}: whether single keys do anything, as speech input needs them off (WCAG 2.1.4), and what is
- * listened for, by whom is asked last.
- */
+/** Create {on: store that turns shortcuts off (WCAG 2.1.4), layers: actions by key; the last layer with the key handles it}. */
 export function createKeys() {
 	const on = createStore(!localStorage.getItem(OFF));
 	const layers = [];
 	on.follow((wanted) => localStorage.setItem(OFF, wanted ? "" : "1"));
 	document.addEventListener("keydown", (event) => {
+		const { key, target } = event;
 		if (!on.get() || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-		if (event.repeat && !"jk".includes(event.key)) return; // held down, it decides once
-		if (event.target.closest?.(TYPING) || document.querySelector("dialog[open]")) return;
-		const action = layers.map((layer) => layer.current[event.key]).findLast(Boolean);
+		if (event.repeat && !"jkJK".includes(key)) return; // a key that is held down decides once
+		if (target.closest?.(TYPING) || document.querySelector("dialog[open], :popover-open")) return;
+		const action = layers.findLast((layer) => layer.current[key])?.current[key];
 		if (!action) return;
 		event.preventDefault();
 		action(event);
 	});
-
 	return { on, layers };
 }
 
-/** Call `actions[key]` on that key. A view is asked before what stands around it. */
-export function useKeys(actions, isAround = false) {
+/** Call `actions[key]` on that key. Actions of the frame (`isAround`) come after those of the view. */
+export function useKeys(actions, isAround) {
 	const { layers } = usePage().keys;
-	const latest = useRef(actions);
+	const latest = useRef();
 	latest.current = actions;
 	useLayoutEffect(() => {
 		layers[isAround ? "unshift" : "push"](latest);

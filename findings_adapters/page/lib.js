@@ -4,11 +4,11 @@ import { createContext, useContext, useEffect, useLayoutEffect, useReducer, useR
 
 export * from "./vendor/preact.mjs";
 
-/** What views share: {api, session, router, keys, changes, dialog, memory}. */
+/** Objects that all views share: {api, session, router, keys, theme, changes, dialog, memory}. */
 export const PageContext = createContext(null);
 export const usePage = () => useContext(PageContext);
 
-/** Return a value that components follow with `useStore`. */
+/** Create a store of one value. `useStore` renders a component again after each change. */
 export function createStore(value) {
 	const followers = new Set();
 	return {
@@ -28,13 +28,13 @@ export function useStore(store) {
 	const [, draw] = useReducer((turn) => turn + 1, 0);
 	const value = store.get();
 	useLayoutEffect(() => {
-		if (store.get() !== value) draw(); // it changed between drawing and following
+		if (store.get() !== value) draw(); // it changed before this effect
 		return store.follow(draw);
 	}, [store]);
 	return value;
 }
 
-/** Handle an event of the window while the component is there. */
+/** Handle an event of the window while the component is mounted. */
 export function useEvent(name, handle) {
 	const latest = useRef(handle);
 	latest.current = handle;
@@ -46,8 +46,9 @@ export function useEvent(name, handle) {
 }
 
 /**
- * Load something whenever `inputs` change, and return {data, error, loading, reload}. Old data stays until the new is
- * there, so that nothing jumps. Late answers for older inputs are dropped; what failed is loaded again once online.
+ * Load data whenever `inputs` change, and return {data, error, loading, reload}. The previous data stays until the new
+ * data has arrived, so that the layout does not shift. Responses for previous inputs are dropped. After an error, data is
+ * loaded again when the browser is online.
  */
 export function useLoad(load, inputs, initial = null) {
 	const [state, setState] = useState({ data: initial, error: null, loading: true });
@@ -65,12 +66,12 @@ export function useLoad(load, inputs, initial = null) {
 	return { ...state, reload };
 }
 
-/** Load an answer of the service, and again when findings change. */
+/** Load a response of the API, and reload it after findings have changed. */
 export function useAnswer(path, query, load = (get) => get(path, query)) {
 	return useLoad(load, [useStore(usePage().changes.changed), path, JSON.stringify(query)]);
 }
 
-/** Keep a value in a storage as JSON, unless it is too large. */
+/** Store a value as JSON, unless it is too large. */
 export function keepAs(storage, name, value) {
 	try {
 		storage.setItem(name, JSON.stringify(value));
@@ -79,7 +80,7 @@ export function keepAs(storage, name, value) {
 	}
 }
 
-/** Return what `keepAs` kept, or null. */
+/** Return the value that `keepAs` stored, or null. */
 export function readKept(storage, name) {
 	try {
 		return JSON.parse(storage.getItem(name));

@@ -1,13 +1,13 @@
-// The API key and its owner. Behind a proxy that signs people in, there is no key.
+// The API key and its owner. Behind a proxy that signs users in, the key is "".
 
 import { API, heedRefusal, send } from "./api.js";
 import { createStore, readKept } from "./lib.js";
 
 const NAME = `findings:key:${API.pathname}`; // a host may serve several
 const NOBODY = { key: "", me: null };
-const OFFERED = /^#key=(.+)/; // the address that the first start prints
+const OFFERED = /^#key=(.+)/; // in the address that the service prints at its first start
 
-/** Return the stored key; other programs may have written there. */
+/** Return the stored key and its owner, if they have the expected form. */
 function readSignedIn() {
 	const kept = [sessionStorage, localStorage].map((storage) => readKept(storage, NAME));
 	const { key, me } = kept.find((each) => typeof each?.key === "string" && each.me?.level) ?? NOBODY;
@@ -21,8 +21,9 @@ async function readMe(key) {
 }
 
 /**
- * Return the store {key, me: the response of `GET /me`, asking: a proxy or another tab may sign in, again: promise of a
- * new sign-in}. Tabs share their key with tabs that have none, which do not store it.
+ * Create the store {key, me, asking, again}. `me` is the response of `GET /me`. `asking` is true while a proxy or another
+ * tab may sign the user in. `again` is a promise of a new sign-in. Tabs without a key get it from other tabs, and do not
+ * store it.
  */
 export function createSession() {
 	const [, offered] = OFFERED.exec(location.hash) ?? [];
@@ -48,7 +49,7 @@ export function createSession() {
 				if (name.startsWith("findings:") && name.endsWith(`:${API.pathname}`)) storage.removeItem(name);
 			}
 		}
-		store.set({ ...NOBODY, asking: false, again: null }); // no tab gets the key if the reload is stopped
+		store.set({ ...NOBODY, asking: false, again: null }); // if the user cancels the reload, other tabs cannot get the key
 		location.reload();
 	}
 
@@ -56,7 +57,7 @@ export function createSession() {
 		const { key, me, again } = store.get();
 		if (data.ended) forget();
 		else if (data.wanted && key && !again) channel.postMessage({ key, me });
-		else if (data.me && !key && (again || !me)) take(data.key, data.me); // never in another's place
+		else if (data.me && !key && (again || !me)) take(data.key, data.me); // never replaces another user
 	};
 
 	async function signIn(key, kept) {
@@ -72,7 +73,7 @@ export function createSession() {
 		ask(true);
 		const { key } = store.get();
 		readMe(key)
-			.then((me) => enter(key, me), () => signIn(offered, sessionStorage)) // a link replaces no valid session
+			.then((me) => enter(key, me), () => signIn(offered, sessionStorage)) // a link does not replace a valid session
 			.catch((error) => store.set({ ...NOBODY, asking: false, again: null, error }));
 	} else if (!store.get().key) {
 		ask(true);
@@ -90,7 +91,7 @@ export function createSession() {
 			other.removeItem(NAME);
 		},
 
-		/** Read again what the key may do. */
+		/** Reload the key's owner and level. */
 		async refresh() {
 			const { key } = store.get();
 			const me = await readMe(key).catch(() => null);
@@ -103,7 +104,7 @@ export function createSession() {
 			forget();
 		},
 
-		/** Wait for a sign-in that replaces this key. */
+		/** Return a promise of a sign-in that replaces this key, or null if it was replaced already. */
 		replaced(key) {
 			const present = store.get();
 			if (present.key !== key) return null;

@@ -1,9 +1,9 @@
-// How values are called, counted and dated.
+// Names of values, and formats of numbers and dates.
 
 export const SEVERITIES = ["critical", "high", "medium", "low", "info"];
 export const STATUS_NAMES = { open: "Open", in_progress: "In progress", resolved: "Resolved", dismissed: "Dismissed" };
 export const STATUSES = Object.keys(STATUS_NAMES);
-export const STATUS_VERBS = { open: "Open", in_progress: "Start", resolved: "Resolve", dismissed: "Dismiss" };
+export const UNRESOLVED = "open,in_progress";
 export const REASONS = {
 	false_positive: "False positive",
 	accepted_risk: "Accepted risk",
@@ -13,8 +13,8 @@ export const REASONS = {
 	fixed: "Fixed",
 };
 export const REASONS_FOR = {
-	resolved: ["fixed", "duplicate"],
-	dismissed: ["false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"],
+	resolved: ["fixed", "duplicate", ""],
+	dismissed: ["false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate", ""],
 };
 export const YES_OR_NO = { true: "yes", false: "no" };
 export const RUN_NAMES = { running: "Running", completed: "Completed", failed: "Failed" };
@@ -28,22 +28,35 @@ export const count = (value, one, many = `${one}s`) => `${number(value)} ${value
 export const moment = (at) => MOMENT.format(new Date(at));
 export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1);
 
-/** Cut strangers' text so that it turns nothing around beside it. */
+/** Cut untrusted text, without characters that change the direction of text around it. */
 export function cut(text, length) {
 	const plain = text.replace(/\p{Bidi_C}/gu, "");
 	const short = plain.length > length ? `${plain.slice(0, length - 1)}…` : plain;
 	return /[\u0590-\u08ff]/.test(short) ? `\u2068${short}\u2069` : short;
 }
 
-/** Name what a decision is about, which may still be read. */
-export const object = (tasks) => (tasks.length === 1 && tasks[0] ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
+/** Name the findings of a decision; they may still be loading. */
+export const object = (tasks) => tasks.label ?? (tasks.length === 1 && tasks[0] ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
 
 export function age(at, now = Date.now()) {
-	const seconds = Math.max(0, (now - Date.parse(at)) / 1000);
-	const unit = UNITS.find(([, length]) => seconds >= length);
-	return unit ? `${Math.floor(seconds / unit[1])} ${unit[0]}` : "now";
+	const seconds = (now - Date.parse(at)) / 1000;
+	const [name, length] = UNITS.find((unit) => seconds >= unit[1]) ?? [];
+	return name ? `${Math.floor(seconds / length)} ${name}` : "now";
 }
 
-export function webAddress(text) {
-	return /^https?:\/\/\S+$/i.test(text) && URL.canParse(text) ? new URL(text) : null;
+export const webAddress = (text) => (/^https?:\/\/\S+$/i.test(text) && URL.canParse(text) ? new URL(text) : null);
+
+/** Return "23 Nov, 20:07", with the year unless it is this year. */
+export function minute(at) {
+	const date = new Date(at);
+	const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
+	return date.toLocaleString("en-GB", { day: "numeric", month: "short", year, hour: "2-digit", minute: "2-digit" });
+}
+
+/** Return "5 s", "2 min 5 s" or "1 h 2 min". */
+export function duration(milliseconds) {
+	const seconds = Math.max(0, Math.floor(milliseconds / 1000));
+	const minutes = Math.floor(seconds / 60);
+	if (minutes >= 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+	return minutes ? `${minutes} min ${seconds % 60} s` : `${seconds} s`;
 }

@@ -1,4 +1,4 @@
-// How the page calls, counts and dates values.
+// Names of values, and formats of numbers and dates.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -21,15 +21,15 @@ for (const [seconds, told] of [
 	[31_557_599, "11 mo"],
 	[31_557_600, "1 y"], // 365.25 days
 ]) {
-	test(`what is ${seconds} seconds old is told as ${told}`, () => assert.equal(ageOf(seconds), told));
+	test(`${seconds} seconds are shown as ${told}`, () => assert.equal(ageOf(seconds), told));
 }
 
-test("what a clock ahead of ours dated is of now", () => assert.equal(ageOf(-90), "now"));
+test("a time in the future is shown as now", () => assert.equal(ageOf(-90), "now"));
 
-test("an age is the same wherever its moment was written down", () =>
+test("an age does not depend on the time zone of its timestamp", () =>
 	assert.equal(age("2026-03-01T13:30:00+02:00", NOW), "30 min"));
 
-test("one is counted in the singular, and none in the plural", () => {
+test("only one is singular", () => {
 	assert.deepEqual(
 		[0, 1, 2].map((value) => count(value, "finding")),
 		["0 findings", "1 finding", "2 findings"],
@@ -37,22 +37,22 @@ test("one is counted in the singular, and none in the plural", () => {
 	assert.equal(count(2, "entry", "entries"), "2 entries");
 });
 
-test("thousands are told apart", () => assert.equal(number(1234567), "1,234,567"));
+test("thousands are separated", () => assert.equal(number(1234567), "1,234,567"));
 
 test("a text that fits is not cut", () => {
 	assert.equal(cut("abcd", 4), "abcd");
 	assert.equal(cut("abcde", 4), "abc…");
 });
 
-test("what would turn the text around it is taken out, and counts for no length", () =>
+test("characters that change the direction of text are removed before cutting", () =>
 	assert.equal(cut("\u202eab\u2066cd\u2069\u200f", 4), "abcd"));
 
-test("a text that runs from right to left keeps to itself", () => {
+test("right-to-left text is isolated", () => {
 	assert.equal(cut("שלום", 9), "\u2068שלום\u2069");
 	assert.equal(cut("abcשלום", 4), "abc…"); // what was cut off turns nothing
 });
 
-test("only what is an address of the web as a whole is a link", () => {
+test("only a complete web address is a link", () => {
 	assert.equal(webAddress("HTTPS://example.com/a?b#c").href, "https://example.com/a?b#c");
 	for (const text of ["javascript:alert(1)", "ftp://example.com/", "see https://example.com", "https://a b", "https://"]) {
 		assert.equal(webAddress(text), null, text);
