@@ -1,111 +1,194 @@
-// The list of findings: found, chosen and decided about.
+// The list of findings and its groups: filters, rows, selection and triage.
 
-import { Filters, FILTER_NAMES, placeOf, queryOf } from "./filters.js";
-import { Groups } from "./groups.js";
-import { GROUPINGS } from "./grouping.js";
+import { Filters, queryOf, titleOf } from "./filters.js";
+import { gather, MOST_GATHERED, whileRead } from "./gather.js";
+import { filtersOf, GROUPINGS, isOf, nameGroups, narrowed } from "./grouping.js";
 import { useKeys } from "./keys.js";
-import { html, useEffect, usePage, useRef } from "./lib.js";
-import { Actions, gather, knownPeople, MOST_GATHERED, News, Pager, Table, useList, useSelection, whileRead } from "./lists.js";
-import { Heading, Loaded, NoneListed, Severity, Status, Text, Time } from "./parts.js";
-import { link } from "./route.js";
+import { html, useEffect, useLayoutEffect, usePage, useRef } from "./lib.js";
+import { News, Pager, Table, useList, useSelection } from "./lists.js";
+import { Heading, Loaded, Menu, NoneListed, Severity, Text, Time } from "./parts.js";
+import { link, toFindings } from "./route.js";
+import { alikeIn, Cut, Decision, Meta } from "./rows.js";
 import { useTriage } from "./triage.js";
-import { count, number, REASONS } from "./words.js";
+import { count, number, REASONS, SEVERITIES, STATUS_NAMES } from "./words.js";
 
 const MOST_EXPORTED = 100_000;
+const MOST_GROUPS = 200; // the API's limit
 
 export function Findings({ query }) {
-	const View = Object.hasOwn(GROUPINGS, query.group ?? "") ? Groups : List;
-	return html`<${View} key=${View.name} query=${query} filters=${queryOf(query)} />`;
+	const { memory, router } = usePage();
+	const filters = queryOf(query);
+	const by = Object.hasOwn(GROUPINGS, query.group) && query.group;
+	const { seen, filters: walked } = memory.walk ?? {};
+	let to = Object.keys(query).length === 0 && toFindings();
+	if (seen && !by && JSON.stringify(walked) === JSON.stringify(filters)) { // back from a finding, to the one that was shown last
+		(memory.lists.tasks ??= {}).cursor = seen.id;
+		to = link("findings", null, { ...query, page: seen.page > 1 ? seen.page : "" });
+	}
+	const isElsewhere = to && to !== location.hash;
+	useLayoutEffect(() => {
+		if (memory.walk) memory.walk.seen = null;
+		if (isElsewhere) router.go(to, true);
+	}, [to]);
+	if (isElsewhere) return null;
+	return html`<${by ? Groups : List} query=${query} filters=${filters} by=${by} />`;
 }
+
+const Frame = ({ list, title, extra, kind, table, rest, text, actions }) => html`
+	<${Heading} title="Findings" total=${list.data && title}>${extra}<//>
+	<${Filters} ...${list} />
+	<${Loaded} from=${list} what=${kind}>
+		${() => (list.items.length === 0
+			? html`<${NoneListed} what="finding" view="findings" isFiltered />`
+			: html`<${Table} kind=${kind} ...${list} ...${table} />${rest}`)}
+	<//>
+	${list.chosen.size > 0 && html`
+		<section class="actions" aria-label="Actions on the selection">
+			<strong aria-live="polite">${text}<span class="roomy"> selected</span></strong>
+			${actions}
+			<button class="quiet" aria-label="Clear selection" onClick=${() => list.set([])}>✕</button>
+		</section>`}`;
 
 function List({ query, filters }) {
 	const page = usePage();
-	const { memory, router } = page;
-	const list = useList("findings", "tasks", query, filters);
-	const { data, change } = list;
-	const tasks = data?.items ?? [];
-	const selection = useSelection(tasks, list.cursor, JSON.stringify(filters));
-	const { may, chosen, taken } = selection;
-	const pending = useRef(null); // all that match, while they are read
+	const { changes, memory, router } = page;
+	const list = useSelection(useList("findings", "tasks", query, filters));
+	const { data, isReady, items, may, chosen, taken } = list;
+	const { number: first, next, total = 0 } = data ?? {};
+	const pending = useRef(null); // all matching findings, while they are read
 	useEffect(() => void (pending.current = null), [chosen]);
+	useEffect(() => {
+		if (isReady) memory.walk = { filters, items, first, last: first, more: !!next, total };
+	}, [data, isReady]);
+	const most = Math.min(total, MOST_GATHERED);
+	const rest = total > most ? `the first ${number(most)} of ${number(total)} findings` : undefined;
 	const chooseMatching = async () => {
-		const all = whileRead(page, Math.min(data.total, MOST_GATHERED), gather(page, filters));
+		const all = Object.assign(whileRead(page, most, gather(page, filters)), { label: rest });
 		pending.current = all;
 		const found = await all.ready.catch(() => null);
 		if (pending.current !== all) return;
 		pending.current = null;
-		if (found) selection.set(new Map(found.map((task) => [task.id, task])));
+		if (!found) return;
+		list.set(found);
+		if (rest) changes.say(`Selected the first ${number(found.length)} of ${number(total)} findings. The others are not selected.`);
 	};
-	const affected = () => pending.current ?? taken;
 	const back = () => {
-		if (chosen.size) selection.clear();
+		pending.current?.cancel();
+		if (chosen.size) list.set([]);
 		else if (router.groups) router.go(router.groups);
 		router.groups = "";
 	};
 	useKeys({
-		g: () => change({ group: "rule" }),
-		X: () => may && data?.total && chooseMatching(),
+		g: () => list.change({ group: "rule" }),
+		X: () => may && total && chooseMatching(),
 		Escape: back,
 	});
-	const buttons = useTriage(affected, taken);
-	const most = Math.min(data?.total, MOST_GATHERED);
+	const all = (kind) => chosen.size < most && html`
+		<button class=${kind} onClick=${chooseMatching}>Select ${rest ? "the first" : "all"} ${number(most)} that match <kbd aria-hidden="true">X</kbd></button>`;
+	const buttons = useTriage(() => pending.current ?? taken, taken, list.advance, all("quiet"));
 	return html`
-		<${Heading} title="Findings" total=${data && count(data.total, "finding")}>
-			<${News} kind="tasks" ...${list} />
-			<${Exports} filters=${filters} />
-		<//>
-		<${Filters} query=${query} onChange=${change} people=${knownPeople(memory, tasks)} />
-		<${Loaded} from=${list} what="findings">
-			${() => (tasks.length === 0 ? html`<${NoneListed} what="finding" view="findings" isFiltered=${FILTER_NAMES.some((name) => query[name])} />` : html`
-				<${Table} name="Findings" kind="findings" ...${list} columns=${columnsOf(query)} items=${tasks} selection=${selection} />
-				<${Pager} ...${list} />`)}
-		<//>
-		<${Actions} selection=${selection} told=${count(chosen.size, "finding")}>
-			${chosen.size < most && html`
-				<button onClick=${chooseMatching}>Select ${data.total > most ? "the first" : "all"} ${number(most)} that match <kbd aria-hidden="true">X</kbd></button>`}
-			${buttons}
-		<//>`;
+		<${Frame} list=${list} title=${titleOf(total, filters)} kind="findings" extra=${html`<${News} kind="tasks" ...${list} /><${Exports} filters=${filters} />`}
+			table=${{ name: "Findings", columns: columnsOf(query, items) }} rest=${html`<${Pager} ...${list} />`}
+			text=${chosen.size >= most && rest ? rest : count(chosen.size, "finding")} actions=${[all("roomy"), buttons]} />`;
 }
 
-/** Save the list in other formats, up to a limit. */
 function Exports({ filters }) {
 	const { api, changes } = usePage();
 	const save = async (type, name) => {
-		changes.say(`Making ${name} …`);
-		try {
-			const response = await api.ask("GET", "tasks", { query: { ...filters, limit: MOST_EXPORTED }, headers: { Accept: type } });
-			const to = URL.createObjectURL(await response.blob());
-			Object.assign(document.createElement("a"), { href: to, download: name }).click();
-			URL.revokeObjectURL(to);
-			changes.say(response.headers.has("Link") ? `${name} has the first ${number(MOST_EXPORTED)}; narrow the list for the rest.` : "");
-		} catch (error) {
-			changes.sayError(error);
-		}
+		changes.say(`Preparing ${name}…`);
+		const response = await api.ask("GET", "tasks", { query: { ...filters, limit: MOST_EXPORTED }, headers: { Accept: type } });
+		const href = URL.createObjectURL(await response.blob());
+		Object.assign(document.createElement("a"), { href, download: name }).click();
+		URL.revokeObjectURL(href);
+		changes.say(response.headers.has("Link") ? `${name} has the first ${number(MOST_EXPORTED)} findings. Use filters to save the others.` : "");
 	};
-	return html`
-		<div class="buttons" role="group" aria-label="Save this list">
-			<button class="quiet" onClick=${() => save("text/csv", "findings.csv")}>CSV</button>
-			<button class="quiet" onClick=${() => save("application/sarif+json", "findings.sarif")}>SARIF</button>
-		</div>`;
+	return html`<${Menu} id="export" name="Export">${Object.entries({ csv: "text/csv", sarif: "application/sarif+json" }).map(([name, type]) => html`
+		<button class="quiet" onClick=${() => save(type, `findings.${name}`).catch(changes.sayError)}>${name.toUpperCase()}</button>`)}<//>`;
 }
 
-/** Show a text that may be cut: the pointer tells the whole. */
-const cuttable = (text, shown = text) => text && html`<span title=${text}><${Text} of=${shown} /></span>`;
-
-/** Return a list's columns, without what a filter makes equal in all. */
-function columnsOf(query) {
+/** The status is left out where a filter sets it; a reason never is. */
+function columnsOf(query, tasks) {
 	const tagged = (tag) => link("findings", null, { ...query, tag, page: "" });
+	const alike = alikeIn(tasks, query);
+	const isOne = STATUS_NAMES[query.status];
 	return [
 		["severity", "Severity", ({ severity }) => html`<${Severity} is=${severity} />`],
-		["title", "Finding", ({ id, title, tags }) => html`
-			<a id="row-${id}" href=${link("findings", id)} title=${title}><${Text} of=${title} /></a>
-			${tags.map((tag) => html`<a class="kind" tabindex="-1" href=${tagged(tag)}><${Text} of=${tag} /></a>`)}`],
-		["rule", "Rule", ({ rule }) => cuttable(rule)],
-		["location", "Location", (task) => cuttable(task.location)],
-		["status", "Status", ({ status, reason }) => html`<${Status} is=${status} /> <span class="muted">${REASONS[reason]}</span>`],
-		["assignee", "Assignee", ({ assignee }) => cuttable(assignee)],
-		!query.projectType && ["type", "Type", ({ projectType }) => cuttable(projectType)],
-		!query.targetUrl && ["target", "Target", (task) => cuttable(task.targetUrl, placeOf(task))],
+		["title", "Finding", (task) => html`
+			<div class="line"><a id="row-${task.id}" href=${link("findings", task.id)} title=${task.title}><${Text} of=${task.title} /></a>
+				${task.tags.map((tag) => html`<a class="kind" tabindex="-1" href=${tagged(tag)}><${Text} of=${tag} /></a>`)}</div>
+			<${Meta} task=${task} alike=${alike} />`],
+		isOne
+			? tasks.some(({ reason }) => reason) && ["status", "Reason", ({ reason }) => REASONS[reason] ?? reason]
+			: ["status", "Status", (task) => html`<${Decision} of=${task} />`],
+		["assignee", "Assignee", ({ assignee }) => html`<${Cut} of=${assignee} />`],
 		["age", "Age", ({ createdAt }) => html`<${Time} at=${createdAt} />`],
 	].filter(Boolean);
+}
+
+async function loadGroups({ api }, kind, filters, page, signal) {
+	const { groups, others } = await api.get(kind, { ...filters, limit: MOST_GROUPS }, signal);
+	return { others, filters, items: groups.map((group) => ({ ...group, id: JSON.stringify([filters.by, group.value]), title: group.value ?? "none" })) };
+}
+
+const sum = (groups) => groups.reduce((total, each) => total + each.total, 0);
+
+function Groups({ query, filters, by }) {
+	const page = usePage();
+	const list = useSelection(useList("findings", "groups", query, { ...filters, sort: "", by }, loadGroups));
+	const { data, items, chosen, taken } = list;
+	const size = sum(taken);
+	const read = async () => {
+		const found = new Map();
+		for (const { value } of taken) {
+			const tasks = await gather(page, narrowed(filters, by, value));
+			for (const task of tasks) if (isOf(by, value, task)) found.set(task.id, task); // a finding with two tags is in two groups
+		}
+		return [...found.values()].slice(0, MOST_GATHERED);
+	};
+	useKeys({
+		g: () => list.change({ group: "" }),
+		X: () => list.set(items),
+		Escape: () => list.set([]),
+	});
+	const isEstimate = by === "tag" && taken.length > 1; // a finding with two tags counts twice
+	const part = size > MOST_GATHERED ? `the first ${number(MOST_GATHERED)} of ` : isEstimate ? "up to " : "";
+	const label = () => part + nameGroups(by, taken.map(({ value }) => value), size);
+	const buttons = useTriage(() => (size ? Object.assign(whileRead(page, Math.min(size, MOST_GATHERED), read()), { label: label(), isEstimate }) : []));
+	const others = data?.others;
+	const all = by === "tag" ? "" : `${titleOf(sum(items) + others, filters)} in `; // a finding with two tags would count twice
+	return html`
+		<${Frame} list=${list} title=${all + count(items.length, others > 0 ? "largest group" : "group")} kind="groups"
+			table=${{ name: `Findings by ${GROUPINGS[by]}`, columns: groupColumns(by, query, page.router, items) }}
+			rest=${others > 0 && html`<p class="muted">${count(others, "finding")} in smaller groups.</p>`}
+			text="${count(chosen.size, "group")}, ${count(size, "finding")}" actions=${buttons} />`;
+}
+
+function SeverityBar({ of: { bySeverity }, largest }) {
+	const parts = SEVERITIES.filter((name) => bySeverity[name]);
+	let x = 0;
+	return html`
+		<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">
+			${parts.map((name) => {
+				const width = (100 * bySeverity[name]) / largest;
+				x += width;
+				return html`<rect class="severity-${name}" x=${x - width} width=${width} height="8" />`;
+			})}
+		</svg>
+		<span class="cut">${parts.map((name, index) => html`${index > 0 && ", "}<span class="severity-${name}">${number(bySeverity[name])} ${name}</span>`)}</span>`;
+}
+
+function groupColumns(by, query, router, groups) {
+	const enter = () => (router.groups = location.hash); // Escape leads from a group's list back here
+	const nameOf = ({ id, value }) => {
+		const name = html`<${Text} of=${value} missing="None" />`;
+		return filtersOf(by, value)
+			? html`<a id="row-${id}" href=${link("findings", null, { ...narrowed(query, by, value), group: "", page: "" })} title=${value} onClick=${enter}>${name}</a>`
+			: html`<span id="row-${id}" tabindex="0">${name}</span>`;
+	};
+	const largest = Math.max(...groups.map(({ total }) => total));
+	return [
+		["title", GROUPINGS[by], nameOf],
+		["number", "Findings", ({ total }) => html`${number(total)}<span class="narrow"> ${total === 1 ? "finding" : "findings"}</span>`],
+		["shares", "Severity", (group) => html`<${SeverityBar} of=${group} largest=${largest} />`],
+	];
 }

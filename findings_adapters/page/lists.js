@@ -2,161 +2,119 @@
 
 import { placeBehind } from "./api.js";
 import { useKeys } from "./keys.js";
-import { html, useEffect, useEvent, useLayoutEffect, useLoad, usePage, useRef, useState, useStore } from "./lib.js";
+import { createStore, html, useEffect, useEvent, useLayoutEffect, useLoad, usePage, useRef, useState, useStore } from "./lib.js";
 import { link } from "./route.js";
 import { mayTriage } from "./session.js";
 import { number } from "./words.js";
 
-const LIMIT = 50;
-const MOST_OF_A_LIST = 200; // the service's own limit of a page
-export const MOST_GATHERED = 10_000;
-const PAUSE = 30_000; // milliseconds between two looks for news
+export const LIMIT = 50;
+const PAUSE = 30_000; // milliseconds between two checks for changes
 
-async function loadPage({ api, memory: { places } }, kind, filters, page, signal) {
+/** Load a page of a list, by its number or, faster, by the cursor that the page before it returned. */
+export async function loadPage({ api, memory: { places } }, kind, filters, page, signal) {
 	const name = (number) => JSON.stringify([kind, filters, number]);
-	const after = places.get(name(page)); // faster than a page's number
+	const after = places.get(name(page));
 	const query = { ...filters, limit: LIMIT, ...(after ? { after } : { page }) };
 	const { data, etag } = await api.request("GET", kind, { query, signal });
 	places.set(name(page + 1), placeBehind(data));
-	return { ...data, items: data[kind], number: page, query, etag };
-}
-
-/** Return all findings that filters leave, up to `MOST_GATHERED`. */
-export async function gather({ api, changes }, filters) {
-	const tasks = [];
-	for (let after; ; ) {
-		const list = await api.get("tasks", { ...filters, limit: MOST_OF_A_LIST, after });
-		tasks.push(...list.tasks);
-		after = placeBehind(list);
-		if (!after || tasks.length >= MOST_GATHERED) break;
-		changes.say(`Reading ${number(tasks.length)} of ${number(list.total)} …`);
-	}
-	changes.say("");
-	return tasks;
-}
-
-/** Return {length, ready, found} for findings still being read, so that a decision can begin. */
-export function whileRead({ changes }, length, ready) {
-	const tasks = { length, ready };
-	ready.then((found) => (tasks.found = found), changes.sayError);
-	return tasks;
+	return { ...data, items: data[kind], number: page, query, filters, etag };
 }
 
 /**
- * Load the page that the address names. `change` goes to other values in the address, `turn` to another page.
- * On the way back to a list its rows, cursor and scroll position are there.
+ * Load the page that the address names. `cursor` is the id of the row that keys act on, or "" while its page is loading.
+ * A list that was left and is opened again has its rows, cursor and scroll position.
  */
-export function useList(view, kind, query, filters) {
+export function useList(view, kind, query, filters, load = loadPage) {
 	const shared = usePage();
 	const { changes, memory, router } = shared;
-	const left = (memory.lists[view] ??= { key: "", list: null, cursor: null, scroll: 0 });
-	const page = Math.max(1, Math.trunc(Number(query.page)) || 1);
-	const key = JSON.stringify([filters, page]);
-	const inputs = [key, useStore(changes.changed)];
-	const loaded = useLoad((_, signal) => loadPage(shared, kind, filters, page, signal), inputs, left.key === key ? left.list : null);
-	const { data, loading, reload } = loaded;
-	const isPresent = data?.number === page;
+	const left = (memory.lists[kind] ??= {});
+	const page = Math.max(1, Math.trunc(query.page) || 1);
+	const of = JSON.stringify(filters);
+	const key = page + of;
+	const changed = useStore(changes.changed);
+	const loaded = useLoad((_, signal) => load(shared, kind, filters, page, signal), [key, changed], left.key === key ? left.list : null);
+	const { loading, reload } = loaded;
+	const data = loaded.data?.filters.by === filters.by ? loaded.data : null; // no groups by another field
+	const items = data?.items;
+	const [cursor, showCursor] = useState(left.cursor ?? null);
+	const index = items?.findIndex(({ id }) => id === cursor) ?? -1;
+	const place = useRef({ index: 0, focus: cursor !== null });
+	const setCursor = (id, focus = false) => {
+		place.current.focus = focus;
+		left.cursor = id;
+		showCursor(id);
+	};
 	const change = (fields, replace) => router.go(link(view, null, { ...query, page: "", ...fields }), replace);
 	const turn = (to, replace) => {
-		rows.setCursor(null);
+		setCursor(null);
 		change({ page: to > 1 ? to : "" }, replace);
 		scrollTo(0, 0);
 	};
-	const rows = useCursor(isPresent ? data.items : null, left, (step) => {
+	const move = (step) => {
+		if (!items || cursor === "") return;
+		const next = items[index < 0 ? 0 : index + step];
+		if (next) return setCursor(next.id, true);
 		if (step > 0 ? !data.next : page === 1) return;
 		turn(page + step);
-		rows.waitFor(step > 0 ? 0 : Infinity);
-	});
+		setCursor("", true);
+		Object.assign(place.current, { index: step > 0 ? 0 : Infinity, before: items });
+	};
 	useKeys({
+		j: () => move(1),
+		k: () => move(-1),
 		n: () => data?.next && turn(page + 1),
 		p: () => page > 1 && turn(page - 1),
 		r: reload,
 	});
+	useLayoutEffect(() => {
+		const { index: last, focus, before } = place.current;
+		if (!items || cursor === null || items === before) return;
+		if (index < 0) return setCursor(items[Math.min(last, items.length - 1)]?.id ?? null, focus); // its row is gone
+		place.current.index = index;
+		const lost = document.activeElement === document.body && !document.querySelector("dialog[open]");
+		if (!(lost || focus) || document.activeElement.matches("search input")) return;
+		document.getElementById(`row-${cursor}`)?.focus({ preventScroll: !focus });
+		place.current.focus = false;
+	}, [items, cursor]);
 	useLayoutEffect(() => scrollTo(0, left.key === key ? left.scroll : 0), []);
 	useEvent("scroll", () => (left.scroll = scrollY));
 	useEffect(() => {
 		if (data && !loading) Object.assign(left, { key, list: data });
 	}, [data, loading]);
 	useEffect(() => { // the last page may be gone
-		if (page > 1 && isPresent && data.items.length === 0) turn(Math.min(page - 1, Math.ceil(data.total / LIMIT)), true);
+		if (page > 1 && items?.length === 0) turn(Math.min(page - 1, Math.ceil(data.total / LIMIT)), true);
 	}, [data]);
-	return { ...loaded, ...rows, page, change, turn };
+	const isReady = !!data && JSON.stringify(data.filters) === of;
+	return { ...loaded, data, items: items ?? [], query, filters, of, page, change, turn, isReady, cursor, index, setCursor, move };
 }
 
-/** Return the assignees in the latest list. */
-export function knownPeople({ lists }, tasks = lists.findings?.list?.items ?? []) {
-	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
+function newsOf(shown, items, total) {
+	const before = new Map(shown.items.map(({ id, updatedAt }) => [id, updatedAt]));
+	const unknown = items.filter(({ id }) => !before.has(id)).length;
+	const other = items.filter(({ id, updatedAt }) => (before.get(id) ?? updatedAt) !== updatedAt).length;
+	const more = total < shown.total ? 0 : Math.max(total - shown.total, unknown);
+	const text = [more && `${number(more)} new`, other && `${number(other)} changed`].filter(Boolean).join(", ");
+	return text || (total === shown.total && !unknown ? "" : "The list changed");
 }
 
-/**
- * Return the id of the row that keys are about. j and k move it, or call `goBeyond`. Where that row goes, the next
- * follows; `waitFor` takes one of the coming rows, by index.
- */
-export function useCursor(items, left, goBeyond = () => {}) {
-	const [cursor, show] = useState(left.cursor);
-	const place = useRef({ index: 0, focus: left.cursor !== null });
-	const setCursor = (id, focus = false) => {
-		place.current.focus = focus;
-		left.cursor = id;
-		show(id);
-	};
-	useLayoutEffect(() => {
-		if (!items || cursor === null || items === place.current.before) return;
-		const index = items.findIndex(({ id }) => id === cursor);
-		if (index >= 0) place.current.index = index;
-		else setCursor(items[Math.min(place.current.index, items.length - 1)]?.id ?? null, place.current.focus);
-		const lost = document.activeElement === document.body && !document.querySelector("dialog[open]");
-		if (index >= 0 && (lost || place.current.focus) && !document.activeElement.matches("search input")) {
-			document.getElementById(`row-${cursor}`)?.focus({ preventScroll: lost && !place.current.focus });
-			place.current.focus = false;
-		}
-	}, [items, cursor]);
-	const move = (step) => {
-		if (!items) return;
-		const index = items.findIndex(({ id }) => id === cursor);
-		const next = items[index < 0 ? 0 : index + step];
-		if (next) setCursor(next.id, true);
-		else goBeyond(step);
-	};
-	useKeys({ j: () => move(1), k: () => move(-1) });
-	const waitFor = (index) => {
-		setCursor("", true);
-		Object.assign(place.current, { index, before: items });
-	};
-	return { cursor, setCursor, waitFor };
-}
-
-/** Tell what is new on a page. */
-function newsOf(shown, now) {
-	const before = new Map(shown.items.map((item) => [item.id, item]));
-	const unknown = now.items.filter(({ id }) => !before.has(id)).length;
-	const other = now.items.filter(({ id, updatedAt }) => before.has(id) && before.get(id).updatedAt !== updatedAt).length;
-	const more = Math.max(now.total - shown.total, now.total < shown.total ? 0 : unknown);
-	const told = [more && `${number(more)} new`, other && `${number(other)} changed`].filter(Boolean);
-	if (told.length) return told.join(", ");
-	return now.total === shown.total && !unknown ? "" : "The list has changed";
-}
-
-/** Look on focus and every `PAUSE` whether `data` still holds. Nothing moves until somebody asks. */
+/** Check whether `data` changed, and offer to load it again. */
 export function News({ kind, data, loading, reload }) {
 	const { api } = usePage();
 	const [news, setNews] = useState({});
 	const look = async () => {
 		if (document.hidden || !data || loading) return;
-		const now = await api.request("GET", kind, { query: data.query, known: data.etag }).catch(() => null); // it is tried again
+		const now = await api.request("GET", kind, { query: data.query, known: data.etag }).catch(() => null); // the next check tries again
 		const isOther = now && now.etag !== data.etag;
-		setNews({ of: data, told: isOther && (data.items ? newsOf(data, { ...now.data, items: now.data[kind] }) : "Something has changed") });
+		setNews({ of: data, text: isOther && (data.items ? newsOf(data, now.data[kind], now.data.total) : "Changed") });
 	};
 	useEvent("focus", look);
 	useEffect(() => {
 		const timer = setInterval(look, PAUSE);
 		return () => clearInterval(timer);
 	}, [data, loading]);
-	const told = news.of === data && news.told;
-	return html`
-		<span class="news" role="status">
-			${told && html`<span>${told}</span> <button class="quiet" onClick=${reload}>Load <kbd aria-hidden="true">r</kbd></button>`}
-		</span>`;
+	const text = news.of === data && news.text;
+	return html`<span class="news" role="status">${text && html`
+		<span>${text}</span> <button class="quiet" onClick=${reload}>Refresh <kbd aria-hidden="true">r</kbd></button>`}</span>`;
 }
 
 export function Pager({ data: { items, limit, next, total }, page, turn }) {
@@ -170,73 +128,88 @@ export function Pager({ data: { items, limit, next, total }, page, turn }) {
 		</nav>`;
 }
 
-/**
- * Return the items `chosen`, by id, until `of` changes, and what chooses one, a range, or all. `taken` are they as they
- * are now, else the one that keys are about.
- */
-export function useSelection(items, cursor, of) {
-	const { session, changes } = usePage();
-	const may = mayTriage(useStore(session));
-	const ids = useStore(changes.changed);
-	const [chosen, set] = useState(new Map());
-	const before = useRef(null);
-	const clear = () => set(new Map());
-	useEffect(clear, [of, ids]);
-	const put = (those, on) => set((old) => {
-		const next = new Map(old);
-		for (const item of those) {
-			if (on) next.set(item.id, item);
-			else next.delete(item.id);
-		}
-		return next;
+const NONE = new Map();
+
+/** Create the store {of: a list's filters, chosen: items by id}, without decided findings. */
+function createSelection({ changed }) {
+	const store = createStore({ of: "", chosen: NONE });
+	changed.follow((ids) => {
+		const { of, chosen } = store.get();
+		const decided = new Set(ids);
+		const left = [...chosen].filter(([id, { etag }]) => etag && !decided.has(id)); // groups have no ETag: any change may empty them
+		if (left.length < chosen.size) store.set({ of, chosen: new Map(left) });
 	});
-	const choose = (item, isRange) => {
-		const [index, from] = [item, before.current].map((each) => items.indexOf(each));
-		const [first, last] = [index, isRange && from >= 0 ? from : index].sort((a, b) => a - b);
-		before.current = item;
-		put(items.slice(first, last + 1), !chosen.has(item.id));
-	};
-	const present = (id) => items.find((each) => each.id === id);
-	const at = present(cursor);
-	useKeys({ x: () => may && at && choose(at) });
-	const taken = chosen.size ? [...chosen].map(([id, item]) => present(id) ?? item) : at ? [at] : [];
-	return { may, chosen, taken, set, clear, choose, put };
+	return store;
 }
 
-/** Show `columns`: [name, heading, what shows it]. Roles are said, as CSS that changes `display` takes them away. */
-export function Table({ name, kind, columns, items, loading = false, cursor, setCursor, selection }) {
-	const chosen = new Set(items.filter(({ id }) => selection?.chosen.has(id)));
-	const choose = selection?.may && ["choose", html`
-		<label><input type="checkbox" aria-label="Select all on this page" checked=${chosen.size === items.length}
-			indeterminate=${chosen.size > 0 && chosen.size < items.length} onChange=${() => selection.put(items, chosen.size < items.length)} /></label>`,
-	(item) => html`
-		<label><input type="checkbox" aria-label="Select: ${item.title}" checked=${chosen.has(item)}
-			onClick=${(event) => selection.choose(item, event.shiftKey)} /></label>`];
-	const shown = choose ? [choose, ...columns] : columns;
+/** Add `chosen`, the selected items by id, and `taken`, their present state or else the item under the cursor, to a list. */
+export function useSelection(list) {
+	const { changes, memory, session } = usePage();
+	const { items, index, setCursor, move } = list;
+	const of = JSON.stringify({ ...list.filters, sort: "" });
+	const may = mayTriage(useStore(session));
+	const store = (memory.selection ??= createSelection(changes));
+	const kept = useStore(store);
+	const chosen = kept.of === of ? kept.chosen : NONE;
+	const anchor = useRef(null); // the id at which a range starts
+	const set = (all) => may && store.set({ of, chosen: new Map(all.map((item) => [item.id, item])) });
+	const put = (some, on) => {
+		const all = [...chosen.values()];
+		set(on ? [...all, ...some] : all.filter((item) => !some.some(({ id }) => id === item.id)));
+	};
+	const choose = (item, isRange) => {
+		const [to, from] = [item.id, isRange ? anchor.current : item.id].map((id) => items.findIndex((each) => each.id === id));
+		anchor.current = item.id;
+		put(from < 0 ? [item] : items.slice(Math.min(from, to), Math.max(from, to) + 1), !chosen.has(item.id));
+	};
+	const extend = (step) => { // towards its start, it shrinks the range
+		const [from, to] = [items[index], items[index + step]];
+		if (!to) return;
+		if (!chosen.has(from?.id)) anchor.current = (from ?? to).id;
+		const start = items.findIndex(({ id }) => id === anchor.current);
+		const isBack = start >= 0 && Math.abs(index + step - start) < Math.abs(index - start);
+		put(isBack ? [from] : [from ?? to, to], !isBack);
+		setCursor(to.id, true);
+	};
+	const present = (item) => items.find(({ id }) => id === item.id) ?? item;
+	const at = items.slice(index, index + 1);
+	useKeys({
+		x: () => at.map((item) => choose(item)),
+		J: () => extend(1),
+		K: () => extend(-1),
+	});
+	const taken = chosen.size ? [...chosen.values()].map(present) : at;
+	const advance = () => chosen.size === 0 && move(1); // the decided item may leave the list
+	return { ...list, may, chosen, taken, set, put, choose, advance };
+}
+
+/** Show `columns`: [name, heading, function that shows an item's cell]. CSS's `display` removes the implicit roles. */
+export function Table({ name, kind, columns, items, loading = false, cursor, setCursor, may, chosen = NONE, put, choose }) {
+	const pending = useStore(usePage().changes.pending);
+	const total = items.filter(({ id }) => chosen.has(id)).length;
+	const isAll = total === items.length;
+	const box = (label, state) => html`<label><input type="checkbox" aria-label=${label} ...${state} /></label>`;
+	const shown = may ? [[
+		"choose",
+		box("Select all on this page", { checked: isAll, indeterminate: total > 0 && !isAll, onChange: () => put(items, !isAll) }),
+		(item) => box(`Select: ${item.title}`, { checked: chosen.has(item.id), onClick: (event) => choose(item, event.shiftKey) }),
+	], ...columns] : columns;
 	return html`
-		<table class="list ${kind} ${choose ? "full" : ""}" role="table" aria-busy=${String(loading)}>
+		<table class="list ${kind} ${may ? "full" : ""}" role="table" aria-busy=${String(loading)}>
 			<caption class="hidden">${name}</caption>
 			<thead role="rowgroup">
 				<tr role="row">${shown.map(([column, heading]) => html`<th role="columnheader" scope="col" class=${column}>${heading}</th>`)}</tr>
 			</thead>
 			<tbody role="rowgroup">
 				${items.map((item) => html`
-					<tr role="row" key=${item.id} class="${cursor === item.id ? "here" : ""} ${chosen.has(item) ? "chosen" : ""}">
+					<tr role="row" key=${item.id} aria-busy=${pending.has(item.id) ? "true" : undefined}
+						class="${item.id === cursor ? "here" : ""} ${chosen.has(item.id) ? "chosen" : ""} ${pending.has(item.id) ? "pending" : ""}">
 						${shown.map(([column, , show]) => html`<${Cell} kind=${column} arrive=${() => setCursor?.(item.id)}>${show(item)}<//>`)}
 					</tr>`)}
 			</tbody>
 		</table>`;
 }
 
-/** Show a cell: a title with the focus takes the cursor. Narrow screens leave out empty cells. */
 const Cell = ({ kind, arrive, children }) => (kind === "title"
 	? html`<th role="rowheader" scope="row" class="title" onFocusCapture=${arrive} onClick=${arrive}>${children}</th>`
 	: html`<td role="cell" class="${kind} ${children ? "" : "none"}">${children}</td>`);
-
-/** Offer what can be done with what is chosen. */
-export const Actions = ({ selection, told, children }) => selection.chosen.size > 0 && html`
-	<section class="actions" aria-label="What to do with what is selected">
-		<strong aria-live="polite">${told} selected</strong>
-		${children}
-		<button class="quiet" onClick=${selection.clear}>Clear</button>
-	</section>`;

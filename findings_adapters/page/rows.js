@@ -1,0 +1,52 @@
+// The lines that describe a finding in lists, in cards and in parts of other views.
+
+import { queryOf, placeOf } from "./filters.js";
+import { html, usePage } from "./lib.js";
+import { Severity, Status, Text, Time } from "./parts.js";
+import { link } from "./route.js";
+import { walkOf } from "./walk.js";
+import { REASONS } from "./words.js";
+
+export const Cut = ({ of, kind = "" }) => of && html`<span class="cut ${kind}" title=${of}><${Text} of=${of} /></span>`;
+
+/** Show a location, cut before its last part: usually the file's name and line. */
+function Location({ of }) {
+	const start = of.lastIndexOf("/", of.length - 2) + 1;
+	return html`
+		<span class="location" title=${of}>${start > 0 && html`<span class="cut"><${Text} of=${of.slice(0, start)} /></span>`}<span
+			class="cut file"><${Text} of=${of.slice(start)} /></span></span>`;
+}
+
+/** Return which parts of the second line are the same in all rows. */
+export function alikeIn(tasks, query) {
+	const same = (of) => tasks.every((task) => of(task) === of(tasks[0]));
+	return { projectType: query.projectType || same((task) => task.projectType), target: same(placeOf) || (query.targetUrl && same(({ branch }) => branch)) };
+}
+
+export const Meta = ({ task, alike }) => html`
+	<p class="meta">
+		<${Cut} of=${task.rule} />
+		${task.location && html`<${Location} of=${task.location} />`}
+		${!alike.projectType && html`<${Cut} of=${task.projectType} kind="type" />`}
+		${!alike.target && html`<${Cut} of=${placeOf(task)} kind="target" />`}
+	</p>`;
+
+export const Decision = ({ of: { status, reason } }) => html`
+	<${Status} is=${status} />${reason && html` <span class="reason">${REASONS[reason] ?? reason}</span>`}`;
+
+/** Show the first findings of the list that has the filters `list`. */
+export function FindingRows({ tasks, whose, list }) {
+	const { memory } = usePage();
+	const alike = alikeIn(tasks, list);
+	const open = () => (memory.walk = walkOf(queryOf(list)));
+	return html`
+		<ul class="rows">
+			${tasks.map((task) => html`
+				<li>
+					<span class="severity"><${Severity} is=${task.severity} /></span>
+					<div class="what"><a href=${link("findings", task.id)} onClick=${open}><${Text} of=${task.title} /></a><${Meta} task=${task} alike=${alike} /></div>
+					${whose && html`<span class="muted"><${Text} of=${task.assignee} missing="Unassigned" /> · <${Time} at=${task.createdAt} /></span>`}
+					<span><${Decision} of=${task} /></span>
+				</li>`)}
+		</ul>`;
+}
