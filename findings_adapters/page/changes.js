@@ -1,56 +1,44 @@
-// Sending, queueing and undoing changes (`decisions.js`).
+// The queue that sends changes (`decisions.js`) to the service, and undo.
 
 import { API, isPassing, pathOf } from "./api.js";
 import { canUndo, decided, differs, isAlready, keepable, wayBack } from "./decisions.js";
 import { createStore, keepAs, readKept } from "./lib.js";
-import { count, object } from "./words.js";
+import { count, number, object } from "./words.js";
 
 const UNSENT = `findings:unsent:${API.pathname}`;
-const MOST_AT_ONCE = 1000; // findings, of one request
+const MOST_AT_ONCE = 1000; // the service's limit of findings per request
 const MOST_UNDONE = 20;
 
-/** Somebody else's triage came first: `others` are findings as they are now. */
-class Conflict extends Error {
-	constructor(change, others) {
-		super(`Somebody changed ${count(others.length, "finding")} meanwhile.`);
-		this.change = change;
-		this.others = others;
-	}
-}
+const makeKey = () => crypto.getRandomValues(new Uint32Array(4)).join("-"); // randomUUID requires TLS
+const idsOf = (tasks) => tasks.map(({ id }) => id);
 
-const makeKey = () => crypto.getRandomValues(new Uint32Array(4)).join("-"); // a UUID takes TLS
-
-const nameOf = ({ id, etag }) => `${id} ${etag}`;
-
-/**
- * Return what carries changes out, and the stores {toast: what was said last, changed: ids of what changed last,
- * conflicts: to be decided about, unsent: changes that wait, sending}.
- */
+// Stores: toast {text, undo, cancel}; changed: ids of the last saved change; conflicts {change, others: findings as others left them};
+// unsent: changes to retry; pending: ids of unsaved changes.
 export function createChanges(api) {
-	const toast = createStore({ text: "", undo: false });
+	const toast = createStore({ text: "" });
 	const changed = createStore([]);
 	const conflicts = createStore([]);
-	const unsent = createStore(readKept(sessionStorage, UNSENT) ?? []);
+	const unsent = createStore([]);
 	const sending = createStore(false);
-	const undoable = []; // lists of changes that take one back
-	const later = new Map(); // findings as they became, by how they are shown until the view reloads
+	const pending = createStore(new Set());
+	const queue = new Set(); // changes without an answer
+	const undoable = []; // the changes that undo a decision, one list per decision
+	const later = new Map(); // saved findings, by the ETag that a view shows until it reloads
 	let last = Promise.resolve();
 	let timer;
 
-	const say = (text, undo = false) => toast.set({ text, undo });
-	const sayError = (error) => say(error.message);
+	const say = (text, more) => toast.set({ text, ...more });
+	const sayError = (error) => error.name === "AbortError" || say(error.message);
+	const updatePending = () => pending.set(new Set([...queue, ...unsent.get()].flatMap(({ tasks }) => idsOf(tasks))));
 
-	function present(task) {
-		while (later.has(nameOf(task))) task = later.get(nameOf(task));
-		return task;
-	}
+	const present = (task) => (later.has(task.etag) ? present(later.get(task.etag)) : task);
 
 	function follow(task, next) {
-		if (nameOf(task) !== nameOf(next)) later.set(nameOf(task), next);
+		if (task.etag !== next.etag) later.set(task.etag, next);
 		return next;
 	}
 
-	/** Return what an error points to by id, as it is now: null is deleted. */
+	/** Read the findings that an error points to; deleted ones are null. */
 	async function meet(tasks, { errors = [] }) {
 		const ids = errors.map(({ pointer = "" }) => pointer.split("/")).flatMap(([, member, name]) =>
 			(member === "ids" ? (tasks[name]?.id ?? []) : member === "ifMatch" ? name : []));
@@ -58,65 +46,72 @@ export function createChanges(api) {
 		return new Map(await Promise.all(ids.map(async (id) => [id, await read(id)])));
 	}
 
-	/** Change all findings of a lot that are still there, or none, and return them before and after. */
-	async function sendLot({ tasks, key, ...change }) {
-		const others = new Map(); // decided about by others: sent last, as an answer tells of the first hundred
-		while (tasks.length) {
-			const ifMatch = Object.fromEntries(tasks.map(({ id, etag }) => [id, etag]));
-			const body = { ids: Object.keys(ifMatch), ifMatch, ...change.fields };
-			try {
-				const { data } = await api.request("PATCH", "tasks", { body, headers: { "Idempotency-Key": key } });
-				const after = tasks.map((task, index) => follow(task, decided(task, change.fields, data.tasks[index].etag)));
-				return { before: tasks, after };
-			} catch (error) {
-				const met = await meet(tasks, error);
-				if (error.code !== "changed_meanwhile" && [...met.values()].every(Boolean)) throw error;
-				if ([...met.keys()].every((id) => others.has(id))) throw new Conflict({ ...change, tasks }, [...others.values()]);
-				tasks = tasks.filter(({ id }) => !met.has(id) || (met.get(id) && !isAlready(change.fields, met.get(id))));
-				for (const task of tasks) if (met.has(task.id) && differs(task, met.get(task.id))) others.set(task.id, met.get(task.id));
-				const isOurs = ({ id }) => !others.has(id);
-				const seenAgain = (task) => follow(task, { ...task, etag: met.get(task.id)?.etag ?? task.etag });
-				tasks = [...tasks.filter(isOurs).map(seenAgain), ...tasks.filter(({ id }) => others.has(id))];
-				key = makeKey();
-			}
-		}
-		return { before: [], after: [] };
-	}
-
-	/** Make a change, or ask about conflicts. An error's `left` is what is not made. */
+	/** Send a change in batches, up to a conflict. An error's `left` is the unsaved part. */
 	async function deliver(change) {
-		const { fields, undoes } = change;
-		const [before, after] = [[], []];
-		const made = { tasks: before, fields };
-		let left = { ...change, tasks: change.tasks.map(present) };
+		const { fields, undoes, what } = change;
+		const [before, after, others] = [[], [], new Map()];
+		const isDecision = Object.entries(fields).some(([name, value]) => name !== "comment" && value !== undefined); // a comment overwrites nothing
+		const canGoBack = () => !undoes && canUndo({ tasks: before, fields });
+		let left = { ...change, tasks: change.tasks.map(present).filter((task) => !isAlready(fields, task)) };
+		const total = count(left.tasks.length, "finding");
+		let end = "";
 		try {
 			while (left.tasks.length) {
 				left.key ??= makeKey();
 				const [lot, rest] = [left.tasks.slice(0, MOST_AT_ONCE), left.tasks.slice(MOST_AT_ONCE)];
-				if (before.length || rest.length) say(`${change.what}${count(before.length, "finding")} so far …`);
-				const sent = await sendLot({ ...left, tasks: lot }).catch((error) => {
-					if (error instanceof Conflict) error.change.tasks.push(...rest);
-					throw error;
-				});
-				before.push(...sent.before);
-				after.push(...sent.after);
-				left = { ...left, tasks: rest, key: undefined, goesOn: true };
+				const cancel = () => {
+					end = ` of ${total}. Cancelled.`;
+					left.tasks = lot; // its request cannot be recalled
+					rest.length = 0;
+					say("Cancelling…");
+				};
+				if (before.length || rest.length) say(`${what}${number(before.length)} of ${total}…`, { cancel: rest.length > 0 && !undoes && cancel });
+				const ifMatch = Object.fromEntries(lot.map(({ id, etag }) => [id, etag]));
+				const body = { ids: Object.keys(ifMatch), ifMatch, ...fields };
+				try {
+					const { data } = await api.request("PATCH", "tasks", { body, headers: { "Idempotency-Key": left.key } });
+					before.push(...lot);
+					after.push(...lot.map((task, index) => follow(task, decided(task, fields, data.tasks[index].etag))));
+					left = { ...left, tasks: rest, key: undefined, goesOn: true };
+				} catch (error) {
+					const met = await meet(lot, error);
+					if (!met.size || (error.code !== "changed_meanwhile" && [...met.values()].every(Boolean))) throw error;
+					const isKnown = [...met.keys()].every((id) => others.has(id));
+					const [ours, theirs] = [[], []];
+					for (const task of lot) {
+						const now = met.get(task.id);
+						if (now === null || (now && isAlready(fields, now))) continue;
+						if (now && isDecision && differs(task, now)) others.set(task.id, now);
+						if (others.has(task.id)) theirs.push(task);
+						else ours.push(now ? follow(task, { ...task, etag: now.etag }) : task);
+					}
+					left = { ...left, tasks: [...ours, ...theirs, ...rest], key: undefined }; // theirs last: a response lists only the first 100
+					if (isKnown && theirs.length) {
+						conflicts.set([...conflicts.get(), { change: left, others: theirs.map(({ id }) => others.get(id)) }]);
+						changed.set(idsOf([...before, ...theirs]));
+						return say("");
+					}
+				}
 			}
-			say(undoes ? "Undone." : before.length ? `${change.what}${object(before)}.` : "It was so already.", !undoes && canUndo(made));
-			changed.set(change.tasks.map(({ id }) => id));
+			const done = end ? number(before.length) + end : `${object(before)}.`;
+			say(undoes ? "Undone." : before.length ? what + done : "Nothing changed.", { undo: canGoBack() });
+			changed.set(idsOf(end ? before : change.tasks));
 		} catch (error) {
 			error.left = left;
-			const others = error instanceof Conflict ? error.others : [];
-			if (before.length + others.length) changed.set([...before, ...others].map(({ id }) => id));
-			if (!others.length) throw error;
-			conflicts.set([...conflicts.get(), error]);
 			say("");
+			if (before.length) changed.set(idsOf(before));
+			throw error;
 		} finally {
-			if (!undoes && canUndo(made)) {
+			if (canGoBack()) {
 				undoable.push([...((change.goesOn && undoable.pop()) || []), ...wayBack(before, after, fields)]);
 				undoable.splice(0, undoable.length - MOST_UNDONE);
 			}
 		}
+	}
+
+	function tryLater(error) {
+		clearTimeout(timer);
+		timer = setTimeout(sendUnsent, 1000 * Math.max(error?.retryAfter ?? 0, 5));
 	}
 
 	function keep(change, error) {
@@ -125,34 +120,33 @@ export function createChanges(api) {
 		tryLater(error);
 	}
 
-	function tryLater(error) {
-		clearTimeout(timer);
-		timer = setTimeout(sendUnsent, 1000 * Math.max(error?.retryAfter ?? 0, 5));
-	}
-
-	/** Make a change after earlier ones; keep what can't be sent now. :throws Refusal: */
+	/** Queue a change; it becomes unsent if the service cannot be reached. :throws Refusal: */
 	function carryOut(change) {
-		const keepPassing = (error) => {
+		queue.add(change);
+		updatePending();
+		const sent = last.then(() => (unsent.get().length ? keep(change) : deliver(change))).catch((error) => {
 			if (!isPassing(error)) throw error;
 			keep(error.left, error);
-		};
-		last = last.catch(() => {}).then(() => (unsent.get().length ? keep(change) : deliver(change).catch(keepPassing)));
-		return last;
+		}).finally(() => {
+			queue.delete(change);
+			updatePending();
+		});
+		last = sent.catch(() => {});
+		return sent;
 	}
 
-	/** Undo the last decision. :throws Refusal: */
 	async function undo() {
-		await last.catch(() => {});
+		await last;
 		const kept = unsent.get();
 		if (kept.length > sending.get()) {
 			unsent.set(kept.slice(0, -1));
 			say("Undone.");
 		}
-		if (kept.length && !kept.at(-1).goesOn) return; // else a part of it is made
+		if (kept.length && !kept.at(-1).goesOn) return; // otherwise a part of it is saved
 		const way = undoable.pop();
-		if (!way) say("There is nothing to undo.");
+		if (!way) return say("Nothing to undo.");
 		try {
-			for (const change of way ?? []) await carryOut(change);
+			for (const change of way) await carryOut(change);
 		} catch (error) {
 			undoable.push(way);
 			throw error;
@@ -161,7 +155,7 @@ export function createChanges(api) {
 
 	const discardFirst = () => unsent.set(unsent.get().slice(1));
 
-	/** Send what was kept, in order, as far as that goes. */
+	/** Send unsent changes in order, until one fails. */
 	async function sendUnsent() {
 		if (sending.get()) return;
 		sending.set(true);
@@ -180,8 +174,10 @@ export function createChanges(api) {
 	}
 
 	unsent.follow((changes) => keepAs(sessionStorage, UNSENT, changes));
+	unsent.follow(updatePending);
+	unsent.set(readKept(sessionStorage, UNSENT) ?? []);
 	addEventListener("online", sendUnsent);
-	addEventListener("beforeunload", (event) => unsent.get().length + conflicts.get().length && event.preventDefault());
+	addEventListener("beforeunload", (event) => queue.size + unsent.get().length + conflicts.get().length && event.preventDefault());
 
-	return { toast, changed, conflicts, unsent, sending, say, sayError, carryOut, undo, discardFirst, sendUnsent };
+	return { toast, changed, conflicts, unsent, sending, pending, present, say, sayError, carryOut, undo, discardFirst, sendUnsent };
 }

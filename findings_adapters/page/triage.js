@@ -1,202 +1,274 @@
-// Deciding about findings: keys, buttons, and the dialogs that ask for the rest.
+// Triage of findings: keys, buttons and dialogs.
 
 import { API, pathOf } from "./api.js";
 import { keepable } from "./decisions.js";
-import { Help } from "./help.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
-import { html, keepAs, readKept, useLoad, usePage, useState, useStore } from "./lib.js";
-import { knownPeople } from "./lists.js";
-import { Dialog, Form, Input, Status, Text } from "./parts.js";
+import { html, keepAs, readKept, useAnswer, usePage, useStore } from "./lib.js";
+import { Dialog, Form, Input, Menu, Text } from "./parts.js";
 import { link } from "./route.js";
+import { Decision } from "./rows.js";
 import { mayTriage } from "./session.js";
-import { count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES, STATUS_VERBS, STATUSES } from "./words.js";
+import { count, cut, number, object, REASONS, REASONS_FOR } from "./words.js";
 
-const DRAFT = `findings:draft:${API.pathname}`;
+const DRAFTS = `findings:drafts:${API.pathname}`;
 const LAST_REASON = "findings:reason:"; // of each status
 const MOST_MET = 20; // conflicting findings that are shown
 const FIRST_REASONS = { resolved: "fixed" };
+const ACTIONS = [ // key, button, status; the first two have room on a phone
+	["3", "Resolve", "resolved"],
+	["4", "Dismiss…", "dismissed"],
+	["1", "Reopen", "open"],
+	["2", "Start", "in_progress"],
+	["a", "Assign…"],
+	["c", "Comment…"],
+];
+const SHORTCUTS = [
+	["j k", "Next / previous finding"],
+	["n p", "Next / previous page"],
+	["Enter", "Open"],
+	["Esc", "Clear the selection, or go back"],
+	["/", "Search"],
+	["g", "Group by rule on/off"],
+	["r", "Refresh"],
+	["x", "Select (Shift-click for a range)"],
+	["J K", "Extend the selection down / up"],
+	["X", "Select all that match"],
+	...ACTIONS,
+	["u", "Undo"],
+];
+const MOST_KEPT = 1000; // findings of a draft that a reload opens again
+const drafts = new Map(readKept(sessionStorage, DRAFTS)); // dialogs with typed comments, by name
 
-/** Begin a decision about findings, which may still be read: ask if there is something to ask. */
-function decide(page, kind, tasks, status) {
-	const { dialog, changes, session } = page;
-	const { me } = session.get();
-	if (!mayTriage({ me })) changes.say(`The key “${me.key}” is of level ${me.level}: to triage takes one of level full.`);
-	else if (!tasks.length) changes.say("Choose a finding first: j and k move, x selects.");
-	else if (!status || tasks.length > 1 || tasks.ready || REASONS_FOR[status]) dialog.set({ kind, tasks, status });
-	else changes.carryOut({ tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` }).catch(changes.sayError);
-}
+/** Return "Dismissed " for "Dismiss". */
+const done = (verb) => `${verb.replace(/e?$/, "ed")} `;
 
-/** Let keys decide about `chosen()`, and return buttons for the same: pressed is the status of all `shown`. */
-export function useTriage(chosen, shown = []) {
-	const page = usePage();
-	const moves = STATUSES.map((status) => () => decide(page, "comment", chosen(), status));
-	const comment = () => decide(page, "comment", chosen());
-	const assign = () => decide(page, "assign", chosen());
-	const numbered = Object.fromEntries(moves.map((move, index) => [index + 1, move]));
-	const isOfAll = (status) => shown.length > 0 && shown.every((task) => task.status === status);
-	useKeys({ ...numbered, c: comment, a: assign, u: () => page.changes.undo().catch(page.changes.sayError) });
+const isOfAll = (tasks, status) => tasks.length > 0 && tasks.every((task) => task.status === status);
+
+/**
+ * Let keys decide about `chosen()`, and return buttons for the same, without those that set the status of all `shown`. `advance` is called
+ * once the status of one finding is decided, before it is saved. `extra` is shown in the menu "More" of a phone.
+ */
+export function useTriage(chosen, shown = [], advance = () => {}, extra) {
+	const { changes, dialog, session } = usePage();
+	useStore(changes.pending);
+	const isPending = ({ id }) => changes.pending.get().has(id);
+	const act = ([key, name, status]) => {
+		const { me } = session.get();
+		if (!mayTriage({ me })) {
+			return changes.say(`Your key is ${me.level === "read" ? "read-only" : `of level ${me.level}`}. Triage needs a key of level full.`);
+		}
+		const box = key === "c" && document.getElementById("comment"); // of a finding's view
+		if (box) return box.focus();
+		const [tasks, verb] = [chosen(), name.replace("…", "")];
+		const isAsking = !status || status === "dismissed" || tasks.ready; // also for another reason
+		if (!tasks.length) changes.say("Select a finding first (j/k, x).");
+		else if (!isAsking && !tasks.some(isPending) && isOfAll(tasks.map(changes.present), status)) changes.say("Nothing changed.");
+		else if (isAsking || tasks.length > 1) dialog.set({ kind: key === "a" ? "assign" : "comment", tasks, status, verb, advance });
+		else {
+			const saved = changes.carryOut({ tasks, fields: { status, reason: FIRST_REASONS[status] }, verb, what: done(verb) });
+			saved.catch((error) => changes.say(`Couldn't save ${object(tasks)}. ${error.message}`));
+			advance();
+		}
+	};
+	const keys = Object.fromEntries(ACTIONS.map((action) => [action[0], () => act(action)]));
+	useKeys({ ...keys, u: () => changes.undo().catch(changes.sayError) });
+	const offered = ACTIONS.filter(([key, , status]) => key === "4" || !status || !isOfAll(shown, status));
+	const button = (action, style) => html`
+		<button class=${style} title="${action[1]} (${action[0]})" onClick=${() => act(action)}>${action[1]}</button>`;
 	return html`
-		<div class="buttons" role="group" aria-label="Status">
-			${STATUSES.map((status, index) => html`
-				<button aria-pressed=${String(isOfAll(status))} title="${STATUS_VERBS[status]} (${index + 1})" onClick=${moves[index]}>
-					<${Status} is=${status} /></button>`)}
-		</div>
-		<div class="buttons">
-			<button title="Assign (a)" onClick=${assign}>Assign</button>
-			<button title="Comment (c)" onClick=${comment}>Comment</button>
+		<div class="buttons deeds" role="group" aria-label="Triage" aria-busy=${String(shown.some(isPending))}>
+			${offered.map((action, index) => button(action, action[0] === "3" ? "primary" : index > 1 && "roomy"))}
+			<span class="more"><${Menu} id="more" name="More">${extra}${offered.slice(2).map((action) => button(action, "quiet"))}<//></span>
 		</div>`;
 }
 
-/** Return the dialog in which somebody typed before a reload, or null. */
-export const readDraft = () => readKept(sessionStorage, DRAFT);
+/** Keep a typed comment until it is saved or discarded (""). A reload opens its dialog again, unless that `isClosed`. */
+function keepDraft(asked, text, isClosed) {
+	const { name, tasks } = asked;
+	const all = tasks.ready ? tasks.found : tasks;
+	const known = all?.length <= MOST_KEPT && all;
+	if (text) drafts.set(name, keepable({ ...asked, tasks: known || [], text, isClosed: isClosed || !known, failure: undefined }));
+	else drafts.delete(name);
+	keepAs(sessionStorage, DRAFTS, [...drafts]);
+}
 
-/** Carry a change out from a dialog. */
-function Asking({ title, action, tasks, submit, children }) {
-	const { dialog, changes } = usePage();
-	const close = () => {
-		sessionStorage.removeItem(DRAFT);
+export const readDraft = () => [...drafts.values()].find(({ isClosed }) => !isClosed);
+
+/** Queue the change that a dialog asked for, and close the dialog. It opens again if the service refuses the change. */
+async function submit({ dialog, changes }, asked, change) {
+	const { tasks, status, advance } = asked;
+	const found = await (tasks.ready ?? tasks);
+	if (dialog.get() !== asked) return;
+	if (found.length !== tasks.length && !tasks.isEstimate) {
+		Object.assign(tasks, { length: found.length, label: undefined });
+		dialog.set({ ...asked });
+		throw new Error(`${count(found.length, "finding matches", "findings match")} now. Submit again to confirm.`);
+	}
+	const saved = changes.carryOut({ ...change, tasks: found });
+	dialog.set(null);
+	await null; // the closed dialog has returned the focus
+	if (status && tasks.length === 1) advance?.();
+	saved.then(() => keepDraft(asked, ""), (failure) => {
+		if (dialog.get()) changes.say(`Couldn't save ${object(tasks)}. ${failure.message}`);
+		else dialog.set({ ...asked, tasks: failure.left?.tasks ?? tasks, failure });
+	});
+}
+
+/** A dialog with a form. Closing it calls `onClose`, with true for Escape and with false for the button Cancel. */
+function Asking({ asked, title, onClose, children, ...form }) {
+	const { dialog } = usePage();
+	const close = (isEscape) => {
+		asked.tasks?.cancel?.();
 		dialog.set(null);
-	};
-	const onSubmit = async () => {
-		const mine = dialog.get(); // another may be open before there is an answer
-		const isOpen = () => dialog.get() === mine;
-		try {
-			const found = await (tasks?.ready ?? tasks);
-			if (tasks?.ready && found.length !== tasks.length) {
-				tasks.length = found.length;
-				throw new Error(`By now it is ${count(found.length, "finding")}. Send it again to decide about them.`);
-			}
-			await submit(found);
-			if (isOpen()) close();
-		} catch (refused) {
-			if (isOpen()) throw refused;
-			changes.say(refused.message);
-		}
+		onClose?.(isEscape);
 	};
 	return html`
-		<${Dialog} title=${title} onClose=${close}>
-			<${Form} action=${action} onSubmit=${onSubmit} other=${html`<button type="button" onClick=${close}>Cancel</button>`}>${children}<//>
+		<${Dialog} title=${title} onClose=${() => close(true)}>
+			<${Form} ...${form} failure=${asked.failure} other=${html`<button type="button" onClick=${() => close(false)}>Cancel</button>`}>${children}<//>
 		<//>`;
 }
 
-/** Ask for a comment, and for a reason where the status has any: the last one is preset. */
+/** Ask for a comment, and for a reason if the status has any: the last one is preset. */
 function CommentDialog({ asked }) {
-	const { changes } = usePage();
+	const page = usePage();
 	const { tasks, status } = asked;
-	const [text, setText] = useState(asked.text ?? "");
-	const type = ({ target: { value } }) => { // kept over a reload
-		setText(value);
-		const found = tasks.ready ? tasks.found : tasks;
-		if (value && found) keepAs(sessionStorage, DRAFT, keepable({ ...asked, tasks: found, text: value }));
-		else sessionStorage.removeItem(DRAFT);
+	const verb = status ? asked.verb : "Comment on";
+	asked.name ??= JSON.stringify([status, tasks.label, Array.from(tasks, (task) => task?.id).sort()]);
+	const typed = () => drafts.get(asked.name)?.text ?? "";
+	const onClose = (isEscape) => {
+		const text = isEscape ? typed() : "";
+		keepDraft(asked, text, true);
+		if (text) page.changes.say("Draft kept.");
 	};
-	const [reason, setReason] = useState(sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status]);
-	const reasons = REASONS_FOR[status] && [...REASONS_FOR[status], ""];
-	const verb = STATUS_VERBS[status] ?? "Comment on";
-	const submit = (found) => {
-		if (reasons) sessionStorage.setItem(LAST_REASON + status, reason);
-		const fields = { status, reason: (reasons && reason) || undefined, comment: text.trim() ? text : undefined };
-		return changes.carryOut({ tasks: found, fields, verb, what: status ? `${STATUS_NAMES[status]}: ` : "Commented on " });
+	const reasons = REASONS_FOR[status];
+	const preset = sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status];
+	const onSubmit = ({ elements: { reason, comment } }) => {
+		if (reasons) sessionStorage.setItem(LAST_REASON + status, reason.value);
+		const fields = { status, reason: reason?.value || undefined, comment: comment.value.trim() ? comment.value : undefined };
+		return submit(page, asked, { fields, verb, what: status ? done(verb) : "Commented on " });
 	};
 	return html`
-		<${Asking} title="${verb} ${object(tasks)}${status ? "?" : ""}" action=${status ? verb : "Comment"} tasks=${tasks} submit=${submit}>
+		<${Asking} asked=${asked} title="${verb} ${object(tasks)}${status ? "?" : ""}" action=${asked.verb} onSubmit=${onSubmit} onClose=${onClose}>
 			${reasons && html`
 				<fieldset class="choices"><legend>Reason</legend>
-					${reasons.map((name, index) => html`
-						<label><input type="radio" name="reason" value=${name} required checked=${reason === name}
-							autofocus=${reasons.includes(reason) ? reason === name : index === 0}
-							onChange=${() => setReason(name)} /> ${REASONS[name] ?? "No reason given"}</label>`)}
+					${reasons.map((name) => html`
+						<label><input type="radio" name="reason" value=${name} required defaultChecked=${preset === name}
+							autofocus=${name === (preset ?? reasons[0])} /> ${REASONS[name] ?? "No reason given"}</label>`)}
 				</fieldset>`}
 			<label class="field"><span>Comment${status ? " (optional)" : ""}</span>
-				<textarea rows="4" maxlength="4000" required=${!status} value=${text} autofocus=${!reasons} onInput=${type} />
+				<textarea name="comment" rows="4" maxlength="4000" required=${!status} defaultValue=${typed()} autofocus=${!reasons}
+					onInput=${({ target }) => keepDraft(asked, target.value)} />
 			</label>
-			<p class="muted"><kbd>Ctrl</kbd> <kbd>Enter</kbd> sends it.</p>
+			<p class="muted hint"><kbd>Ctrl</kbd>+<kbd>Enter</kbd> to submit (<kbd>⌘</kbd> on Mac)</p>
 		<//>`;
 }
 
-function AssignDialog({ asked: { tasks } }) {
-	const { changes, memory, session } = usePage();
-	const { me } = session.get();
-	const [name, setName] = useState((tasks.length === 1 && tasks[0]?.assignee) || "");
-	const who = name.trim();
-	const submit = (found) => changes.carryOut({
-		tasks: found, fields: { assignee: who }, verb: "Assign", what: `Assigned to ${cut(who || "nobody", 60)}: ` });
+/** Ask for an assignee. Only the button Unassign unassigns. */
+function AssignDialog({ asked }) {
+	const page = usePage();
+	const { tasks, who } = asked;
+	const { me } = page.session.get();
+	const { data } = useAnswer("groups", { by: "assignee", limit: 200 });
+	const mine = me.user ?? me.key;
+	const people = new Set([mine, ...(data?.groups.map(({ value }) => value) ?? [])]);
+	const isSome = (test) => tasks.ready || tasks.some(test);
+	const assign = (who) => {
+		asked.who = who;
+		const verb = who ? "Assign" : "Unassign";
+		return submit(page, asked, { fields: { assignee: who }, verb, what: who ? `Assigned to ${cut(who, 60)}: ` : done(verb) });
+	};
+	const instead = (who, text) => html`<button type="button" onClick=${() => assign(who).catch(page.changes.sayError)}>${text}</button>`;
 	return html`
-		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} tasks=${tasks} submit=${submit}>
-			<${Input} label="Name (empty: nobody)" maxlength="200" list="people" autofocus value=${name}
-				onInput=${(event) => setName(event.target.value)} />
-			<datalist id="people">${[...new Set([me.user ?? me.key, ...knownPeople(memory)])].map((each) => html`<option value=${each} />`)}</datalist>
+		<${Asking} asked=${asked} title="Assign ${object(tasks)}" action="Assign" onSubmit=${({ elements }) => assign(elements.who.value.trim())}>
+			<${Input} label="Assignee" name="who" maxlength="200" list="people" required pattern=".*\\S.*" autofocus defaultValue=${who} />
+			<datalist id="people">${[...people].map((each) => each && html`<option value=${each} />`)}</datalist>
+			<p class="buttons instead">
+				${isSome(({ assignee }) => assignee !== mine) && instead(mine, "Assign to me")}
+				${isSome(({ assignee }) => assignee) && instead("", "Unassign")}
+				${tasks.length === 1 && tasks[0]?.assignee && html`<span class="muted">Assigned to <${Text} of=${tasks[0].assignee} /></span>`}
+			</p>
 		<//>`;
 }
 
-/** Delete what `path` names once that is confirmed by typing. */
-function DeleteDialog({ asked: { what, path, to, children } }) {
-	const { api, changes, router } = usePage();
-	const submit = async () => {
+function DeleteDialog({ asked }) {
+	const { api, changes, dialog, router } = usePage();
+	const { what, path, to, children } = asked;
+	const onSubmit = async () => {
 		await api.request("DELETE", path);
-		changes.say(`Deleted: ${what}.`);
+		if (dialog.get() === asked) dialog.set(null);
+		changes.say(`Deleted ${what}.`);
 		changes.changed.set([]);
 		router.go(to, true);
 	};
 	return html`
-		<${Asking} title="Delete ${what}?" action="Delete" submit=${submit}>
-			<p>${children} Nothing brings it back.</p>
+		<${Asking} asked=${asked} title="Delete ${what}?" action="Delete" wrong="Couldn't delete" onSubmit=${onSubmit}>
+			<p>${children} This can't be undone.</p>
 			<${Input} label="Type “delete” to confirm" required pattern="delete" autofocus />
 		<//>`;
 }
 
-/** Offer to delete something, to keys that may. */
 export function DeleteButton(asked) {
 	const { dialog, session } = usePage();
 	return mayTriage(useStore(session))
-		&& html`<button class="quiet" onClick=${() => dialog.set({ kind: "delete", ...asked })}>Delete …</button>`;
+		&& html`<button class="quiet" onClick=${() => dialog.set({ kind: "delete", ...asked })}>Delete…</button>`;
 }
 
-const State = ({ of: { status, reason, assignee } }) => html`
-	<${Status} is=${status} />${reason && ` ${REASONS[reason]}`}${assignee && html`, <${Text} of=${assignee} />`}`;
+const State = ({ of }) => html`<${Decision} of=${of} />${of.assignee && html`, <${Text} of=${of.assignee} />`}`;
 
-/** Show what others did to a finding since it was shown. */
+/** Show what others did to a finding since it was `shown`. */
 function Met({ shown, now }) {
-	const entries = useLoad(async (get) => {
-		const { history } = await get(pathOf("tasks", now.id, "/history"));
-		return history.filter((entry) => entry.at > shown.updatedAt);
-	}, [now]);
+	const { data } = useAnswer(pathOf("tasks", now.id, "/history"));
+	const since = data?.history.filter((entry) => entry.at > shown.updatedAt);
 	return html`
 		<li>
 			<h3><a href=${link("findings", now.id)} target="_blank"><${Text} of=${now.title} /></a></h3>
-			<p>You saw <${State} of=${shown} />; now it is <${State} of=${now} />.</p>
-			<ol class="history">${entries.data?.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}</ol>
+			<p>Was <${State} of=${shown} />, now <${State} of=${now} />.</p>
+			<ol class="history">${since?.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}</ol>
 		</li>`;
 }
 
-/** Ask what becomes of a change that somebody else's came before. */
+/** Ask whether to apply a change to findings that someone else changed first. */
 function ConflictDialog({ of: { change, others } }) {
 	const { carryOut, conflicts, sayError } = usePage().changes;
-	const { tasks, fields, verb } = change;
+	const { tasks, goesOn, verb, fields: { comment, reason, assignee } } = change;
 	const met = new Map(others.map((now) => [now.id, now]));
 	const rest = tasks.filter(({ id }) => !met.has(id));
 	const close = () => conflicts.set(conflicts.get().slice(1));
-	const apply = (to) => {
+	const apply = (to) => () => {
 		close();
-		carryOut({ ...change, tasks: to, key: undefined }).catch(sayError);
+		carryOut({ ...change, tasks: to }).catch(sayError);
 	};
-	const which = tasks.length === 1 ? "this finding" : `${number(others.length)} of ${count(tasks.length, "finding")}`;
+	const which = tasks.length === 1 ? "this finding" : `${number(others.length)} of these ${count(tasks.length, "finding")}`;
 	return html`
-		<${Dialog} title="Somebody changed ${which} meanwhile" onClose=${close} wide>
+		<${Dialog} title="Someone else changed ${which}" onClose=${comment ? null : close} wide>
 			<ul class="items">
 				${others.slice(0, MOST_MET).map((now) => html`<${Met} shown=${tasks.find(({ id }) => id === now.id)} now=${now} />`)}
 			</ul>
-			${change.goesOn && html`<p>All before them are changed already.</p>`}
-			<p>You wanted: ${verb.toLowerCase()}${fields.reason && ` as ${REASONS[fields.reason].toLowerCase()}`}${fields.assignee && ` to ${fields.assignee}`}.</p>
-			${fields.comment && html`<p class="lines said"><${Text} of=${fields.comment} /></p>`}
+			${goesOn && html`<p>The findings before these are saved.</p>`}
+			<p hidden=${verb === "Undo"}>Your change: ${verb.toLowerCase()}${reason && ` as ${REASONS[reason].toLowerCase()}`}${assignee && ` to ${assignee}`}.</p>
+			${comment && html`<p class="lines said"><${Text} of=${comment} /></p>`}
 			<div class="buttons end">
-				<button type="button" onClick=${close}>Change nothing</button>
-				<button type="button" class=${rest.length ? "" : "primary"} onClick=${() => apply(tasks.map((task) => met.get(task.id) ?? task))}>
+				<button type="button" onClick=${close}>Discard my change</button>
+				<button type="button" class=${rest.length ? "" : "primary"} onClick=${apply(tasks.map((task) => met.get(task.id) ?? task))}>
 					${verb} ${object(tasks)} anyway</button>
-				${rest.length > 0 && html`<button type="button" class="primary" onClick=${() => apply(rest)}>
+				${rest.length > 0 && html`<button type="button" class="primary" onClick=${apply(rest)}>
 					Skip ${number(others.length)} and ${verb.toLowerCase()} ${number(rest.length)}</button>`}
 			</div>
+		<//>`;
+}
+
+function Help() {
+	const { dialog, keys } = usePage();
+	const on = useStore(keys.on);
+	const close = () => dialog.set(null);
+	return html`
+		<${Dialog} title="Keyboard shortcuts" onClose=${close} wide>
+			<dl class="keys shortcuts">
+				${SHORTCUTS.map(([row, text]) => html`<div><dt>${row.split(" ").map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${text.replace("…", "")}</dd></div>`)}
+			</dl>
+			<label class="check"><input type="checkbox" checked=${on} onChange=${() => keys.on.set(!on)} /> Enable shortcuts</label>
+			<div class="buttons end"><button class="primary" onClick=${close}>Close</button></div>
 		<//>`;
 }
 
@@ -208,5 +280,5 @@ export function Dialogs() {
 	const [met] = useStore(changes.conflicts);
 	const Asked = DIALOGS[asked?.kind];
 	if (Asked) return html`<${Asked} asked=${asked} />`;
-	return met && html`<${ConflictDialog} of=${met} key=${met.others[0].id} />`; // what is being typed comes first
+	return met && html`<${ConflictDialog} of=${met} key=${met.others[0].id} />`; // after an open dialog
 }

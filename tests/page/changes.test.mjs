@@ -10,7 +10,7 @@ globalThis.addEventListener = () => {};
 
 const refusal = (status, problem) => new Refusal({ status, headers: new Headers() }, problem);
 
-/** A service with so many findings, which keeps what it was asked. */
+/** A service with `count` findings that records requests. */
 function makeService(count) {
 	const tasks = new Map(Array.from({ length: count }, (_, n) => [`t${n}`, { id: `t${n}`, etag: `"${n}.0"`, status: "open", title: `T${n}`, severity: "low" }]));
 	const sent = [];
@@ -44,24 +44,25 @@ function makeService(count) {
 	};
 }
 
-const dismissal = (tasks) => ({ tasks, fields: { status: "dismissed", reason: "wont_fix" }, verb: "Dismiss", what: "Dismissed: " });
+const dismissal = (tasks) => ({ tasks, fields: { status: "dismissed", reason: "wont_fix" }, verb: "Dismiss", what: "Dismissed " });
+const said = ({ toast }) => [toast.get().text, toast.get().undo];
 const statuses = ({ tasks }) => [...new Set([...tasks.values()].map(({ status }) => status))];
 
 beforeEach(() => stored.clear());
 
-test("many are changed in thousands, and taken back at once", async () => {
+test("many findings are changed in batches of 1,000 and undone at once", async () => {
 	const service = makeService(2300);
 	const changes = createChanges(service);
 	await changes.carryOut(dismissal(service.shown()));
 	assert.deepEqual(service.sent.map(({ ids }) => ids.length), [1000, 1000, 300]);
-	assert.deepEqual(changes.toast.get(), { text: "Dismissed: 2,300 findings.", undo: true });
+	assert.deepEqual(said(changes), ["Dismissed 2,300 findings.", true]);
 	await changes.undo();
 	assert.deepEqual(statuses(service), ["open"]);
 	await changes.undo();
-	assert.equal(changes.toast.get().text, "There is nothing to undo.");
+	assert.equal(changes.toast.get().text, "Nothing to undo.");
 });
 
-test("what runs only saw again is changed, however many they are", async () => {
+test("findings that runs only reported again are changed, however many", async () => {
 	const service = makeService(250);
 	const shown = service.shown();
 	for (const { id } of shown) service.change(id, {});
@@ -69,7 +70,7 @@ test("what runs only saw again is changed, however many they are", async () => {
 	assert.deepEqual(statuses(service), ["dismissed"]);
 });
 
-test("of many that somebody else decided about, none is changed before it is asked", async () => {
+test("a conflict with one of many findings changes none of them", async () => {
 	const service = makeService(25);
 	const shown = service.shown();
 	service.change("t3", { status: "in_progress" });
@@ -80,11 +81,11 @@ test("of many that somebody else decided about, none is changed before it is ask
 	assert.deepEqual([others.map(({ id }) => id), change.tasks.length], [["t3"], 24]);
 	assert.equal(service.tasks.get("t5").status, "open");
 	await changes.carryOut({ ...change, tasks: change.tasks.filter(({ id }) => id !== "t3") });
-	assert.equal(changes.toast.get().text, "Dismissed: 23 findings.");
+	assert.equal(changes.toast.get().text, "Dismissed 23 findings.");
 	assert.equal(service.tasks.get("t3").status, "in_progress");
 });
 
-test("of hundreds that somebody else decided about, all are told at once", async () => {
+test("hundreds of conflicts are reported at once", async () => {
 	const service = makeService(400);
 	const shown = service.shown();
 	for (let n = 0; n < 250; n += 1) service.change(`t${n}`, { assignee: "Ada" });
@@ -94,30 +95,30 @@ test("of hundreds that somebody else decided about, all are told at once", async
 	assert.deepEqual(statuses(service), ["open"]);
 });
 
-test("who decides alike has nothing to undo of that", async () => {
+test("a decision that someone else made first leaves nothing to undo", async () => {
 	const service = makeService(2);
 	const [first, second] = service.shown();
 	const changes = createChanges(service);
 	await changes.carryOut(dismissal([first]));
 	service.change(second.id, { status: "dismissed", reason: "wont_fix" });
 	await changes.carryOut(dismissal([second]));
-	assert.deepEqual(changes.toast.get(), { text: "It was so already.", undo: false });
+	assert.deepEqual(said(changes), ["Nothing changed.", false]);
 	assert.deepEqual(changes.changed.get(), [second.id]);
 });
 
-test("what is deleted meanwhile stops neither a decision nor its undo", async () => {
+test("a finding deleted by others stops neither a decision nor its undo", async () => {
 	const service = makeService(5);
 	const shown = service.shown();
 	service.tasks.delete("t2");
 	const changes = createChanges(service);
 	await changes.carryOut(dismissal(shown));
-	assert.equal(changes.toast.get().text, "Dismissed: 4 findings.");
+	assert.equal(changes.toast.get().text, "Dismissed 4 findings.");
 	service.tasks.delete("t3");
 	await changes.undo();
 	assert.deepEqual([service.tasks.size, statuses(service)], [3, ["open"]]);
 });
 
-test("undo takes back the part of a change that was made before the rest could not be sent", async () => {
+test("undo reverts the saved part of a change and drops its unsent part", async () => {
 	const service = makeService(1500);
 	const changes = createChanges(service);
 	const { request } = service;
@@ -132,7 +133,7 @@ test("undo takes back the part of a change that was made before the rest could n
 	assert.deepEqual([changes.unsent.get(), statuses(service)], [[], ["open"]]);
 });
 
-test("a conflict beyond the first thousand tells what is left, and one undo is of both parts", async () => {
+test("one undo reverts the parts before and after a conflict", async () => {
 	const service = makeService(1200);
 	const shown = service.shown();
 	service.change("t1100", { assignee: "Ada" });
@@ -146,7 +147,7 @@ test("a conflict beyond the first thousand tells what is left, and one undo is o
 	assert.deepEqual(statuses(service), ["open"]);
 });
 
-test("a change whose answer was lost is made once, also after a reload", async () => {
+test("a change whose response was lost is applied once, also after a reload", async () => {
 	const service = makeService(3);
 	service.loses = 1;
 	const changes = createChanges(service);
@@ -159,13 +160,46 @@ test("a change whose answer was lost is made once, also after a reload", async (
 });
 
 for (const seenAgain of [false, true]) {
-	test(`a second decision follows the first before the view has its outcome, ${seenAgain ? "" : "not "}seen again`, async () => {
+	test(`a second decision follows the first before the view reloads${seenAgain ? ", after another report" : ""}`, async () => {
 		const service = makeService(1);
 		const shown = service.shown();
 		const changes = createChanges(service);
 		if (seenAgain) service.change("t0", {});
 		changes.carryOut(dismissal(shown));
-		await changes.carryOut({ tasks: shown, fields: { status: "open" }, verb: "Open", what: "Open: " });
+		await changes.carryOut({ tasks: shown, fields: { status: "open" }, verb: "Reopen", what: "Reopened " });
 		assert.deepEqual([changes.conflicts.get(), statuses(service)], [[], ["open"]]);
 	});
 }
+
+test("cancel stops after the batch in flight, and undo reverts the sent batches", async () => {
+	const service = makeService(2500);
+	const changes = createChanges(service);
+	changes.toast.follow(({ cancel }) => service.sent.length === 1 && cancel?.());
+	await changes.carryOut(dismissal(service.shown()));
+	assert.deepEqual(service.sent.map(({ ids }) => ids.length), [1000, 1000]);
+	assert.deepEqual(said(changes), ["Dismissed 2,000 of 2,500 findings. Cancelled.", true]);
+	await changes.undo();
+	assert.deepEqual(statuses(service), ["open"]);
+});
+
+test("a decision that changes nothing is not sent, and leaves nothing to undo", async () => {
+	const service = makeService(2);
+	const changes = createChanges(service);
+	await changes.carryOut({ tasks: service.shown(), fields: { status: "open" }, verb: "Reopen", what: "Reopened " });
+	assert.deepEqual([said(changes), service.sent], [["Nothing changed.", false], []]);
+	await changes.undo();
+	assert.equal(changes.toast.get().text, "Nothing to undo.");
+});
+
+test("findings are pending until their change is saved, also while it is unsent", async () => {
+	const service = makeService(3);
+	const changes = createChanges(service);
+	const [first, second] = service.shown();
+	service.loses = 1;
+	const sent = [changes.carryOut(dismissal([first])), changes.carryOut(dismissal([second]))];
+	assert.deepEqual([...changes.pending.get()], ["t0", "t1"]);
+	await Promise.all(sent);
+	assert.deepEqual([...changes.pending.get()], ["t0", "t1"]);
+	await changes.sendUnsent();
+	assert.deepEqual([...changes.pending.get()], []);
+});

@@ -5,7 +5,7 @@ import { canUndo, decided, differs, isAlready, wayBack } from "../../findings_ad
 
 const task = (fields = {}) => ({ id: "1", etag: "a", status: "open", reason: null, assignee: null, severity: "low", title: "T", ...fields });
 
-test("a decision leaves what it does not name, and a move clears the reason", () => {
+test("a decision changes only its fields, and a new status clears the reason", () => {
 	const before = task({ status: "dismissed", reason: "wont_fix", assignee: "Ada" });
 	assert.deepEqual(decided(before, { comment: "x" }, "b"), { ...before, etag: "b" });
 	assert.deepEqual(decided(before, { status: "open" }, "b"), { ...before, status: "open", reason: null, etag: "b" });
@@ -13,14 +13,14 @@ test("a decision leaves what it does not name, and a move clears the reason", ()
 	assert.equal(decided(before, { status: "resolved", reason: "fixed" }, "b").reason, "fixed");
 });
 
-test("what only a run saw again is no other state", () => {
+test("a repeated report is not a different state", () => {
 	assert.ok(!differs(task(), task({ etag: "b", timesSeen: 7, reason: undefined })));
 	for (const fields of [{ status: "resolved" }, { reason: "fixed" }, { assignee: "Ada" }, { severity: "high" }, { title: "U" }]) {
 		assert.ok(differs(task(), task(fields)));
 	}
 });
 
-test("two who decide alike do not meet, unless there is something to say", () => {
+test("equal decisions do not conflict, unless one has a comment", () => {
 	const now = task({ status: "resolved", reason: "fixed" });
 	assert.ok(isAlready({ status: "resolved", reason: "fixed" }, now));
 	assert.ok(isAlready({ status: "resolved", reason: undefined, comment: undefined }, now));
@@ -29,7 +29,7 @@ test("two who decide alike do not meet, unless there is something to say", () =>
 	assert.ok(!isAlready({ status: "resolved", comment: "x" }, now));
 });
 
-test("undo leads each finding back to what it was", () => {
+test("undo restores the former state of each finding", () => {
 	const before = [task(), task({ id: "2", status: "dismissed", reason: "duplicate" }), task({ id: "3" })];
 	const after = before.map((each) => ({ ...each, status: "resolved", etag: `${each.id}b` }));
 	assert.deepEqual(wayBack(before, after, { status: "resolved" }).map(({ tasks, fields }) => [tasks.map(({ etag }) => etag), fields]), [
@@ -39,7 +39,7 @@ test("undo leads each finding back to what it was", () => {
 	assert.deepEqual(wayBack([task({ assignee: "Ada" })], after, { assignee: "" })[0].fields, { assignee: "Ada" });
 });
 
-test("a comment can't be taken back, nor a reason alone", () => {
+test("neither a comment nor a reason alone can be undone", () => {
 	assert.ok(canUndo({ tasks: [task()], fields: { status: "resolved", reason: "fixed" } }));
 	assert.ok(canUndo({ tasks: [task()], fields: { assignee: "" } }));
 	assert.ok(!canUndo({ tasks: [task()], fields: { comment: "x" } }));

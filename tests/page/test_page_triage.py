@@ -5,40 +5,35 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.browser import Findings, PageUser, Proxy, expect, hold, in_every_browser, numbered
+from tests.browser import Findings, MakeUser, PageUser, Proxy, expect, hold, in_every_browser, numbered
 from tests.clients import task
 
 # Triage
 
 
 @in_every_browser
-def test_dismissing_and_resolving_ask_for_a_reason_and_remember_the_last(user: PageUser, findings: Findings) -> None:
-    user.open_list(findings, *numbered(4))
+def test_dismissing_asks_for_a_reason_and_presets_the_last(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(3))
     user.press("j", "4")
-    user.expect_text("Dismiss “Finding 3”?", "dialog h2")
+    user.expect_text("Dismiss “Finding 2”?", "dialog h2")
     user.press("Enter")
     assert user.page.locator("dialog :invalid").count() > 0
     user.press("Space", "ArrowDown")
     user.write("Tab", "Nobody can get there")
-    user.expect_text("Dismissed: “Finding 3”", ".toast")
-    user.press("j", "4", "Enter")
-    user.expect_text("Dismissed: “Finding 2”", ".toast")
-    user.press("j", "3")
-    reasons = user.page.locator("dialog .choices label")
-    assert reasons.all_inner_texts() == ["Fixed", "Duplicate", "No reason given"]
-    user.press("Enter")
-    user.expect_text("Resolved: “Finding 1”", ".toast")
-    user.press("j", "3", "ArrowDown", "ArrowDown", "Enter")
-    user.expect_text("Resolved: “Finding 0”", ".toast")
-    last = [findings.history(index)[-1] for index in (3, 2, 1, 0)]
+    user.expect_text("Dismissed “Finding 2”", ".toast")
+    user.press("4", "Enter")  # the cursor is at the next finding
+    user.expect_text("Dismissed “Finding 1”", ".toast")
+    user.press("3")
+    user.expect_text("Resolved “Finding 0”", ".toast")
+    last = [findings.history(index)[-1] for index in (2, 1, 0)]
     assert [(each["to"], each["reason"], each["comment"]) for each in last] == [
         ("dismissed", "accepted_risk", "Nobody can get there"),
         ("dismissed", "accepted_risk", None),
         ("resolved", "fixed", None),
-        ("resolved", None, None),
     ]
 
 
@@ -47,21 +42,152 @@ def test_keys_set_the_status_assignee_and_comment_of_the_focused_finding(user: P
     user.open_list(findings, *reported)
     findings.report(reported[1])  # a repeated report is not a conflict
     user.press("j")
-    for key, status, label in (("1", "open", "Open"), ("2", "in_progress", "In progress")):
+    for key, status, label in (("1", "open", "Reopened"), ("2", "in_progress", "Started")):
         user.press(key)
-        user.expect_text(f"{label}: “Above”.", ".toast")
+        user.expect_text(f"{label} “Above”.", ".toast")
         assert findings.statuses() == ["resolved", status]
+        user.press("k")
     user.write("a", "Ada", "Enter")
     user.expect_text("Ada", "td.assignee")
     user.write("c", "Looking at it")
     user.expect_text("Commented", ".toast")
-    user.press("a", "Control+a", "Delete", "Enter")
-    user.expect_text("Assigned to nobody", ".toast")
+    user.press("a")
+    user.click("Unassign")
+    user.expect_text("Unassigned “Above”", ".toast")
     assert [(each["event"], each["assignee"], each["comment"]) for each in findings.history(1)[-3:]] == [
         ("assigned", "Ada", None),
         ("comment", None, "Looking at it"),
         ("assigned", None, None),
     ]
+
+
+@in_every_browser
+def test_six_quick_decisions_on_a_slow_line_reach_six_findings(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(7), more="&status=open")
+    held: list[Any] = []
+    user.route("**/api/v1/tasks", lambda route: held.append(route))
+    user.press("j", *"333222")
+    user.expect(f"#row-{findings.ids[0]}").to_be_focused()
+    user.expect("tr.pending").to_have_count(6)
+    assert findings.statuses() == ["open"] * 7
+    user.page.unroute("**/api/v1/tasks")
+    held[0].continue_()
+    user.expect_text("Started “Finding 1”", ".toast")
+    assert findings.statuses() == ["open", *["in_progress"] * 3, *["resolved"] * 3]
+
+
+def test_decision_without_effect_says_so_and_leaves_nothing_to_undo(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(2))
+    user.press("j", "2")
+    user.expect_text("Started “Finding 1”", ".toast")
+    user.press("1")
+    user.expect_text("Nothing changed.", ".toast")
+    user.press("u")
+    user.expect_text("Undone.", ".toast")
+    assert findings.statuses() == ["open", "open"]
+
+
+def test_buttons_are_verbs_and_leave_out_the_present_status(user: PageUser, findings: Findings) -> None:
+    user.open_finding(findings, task(title="One"))
+    buttons = user.page.locator(".deeds > button:visible")
+    expect(buttons).to_have_text(["Resolve", "Dismiss…", "Start", "Assign…", "Comment…"])
+    user.click("Resolve")
+    expect(buttons).to_have_text(["Dismiss…", "Reopen", "Start", "Assign…", "Comment…"])
+    assert findings.history(0)[-1]["reason"] == "fixed"
+
+
+def test_assigning_requires_a_name_and_suggests_all_assignees(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(60), more="&sort=createdAt")
+    findings.triage(59, assignee="Zoë")  # on another page
+    findings.triage(0, assignee="Ada")
+    user.press("r")
+    user.expect_text("Ada", "td.assignee")
+    user.press("j", "a", "Enter", "Control+Enter")
+    user.expect_text("Assigned to Ada", "dialog")
+    assert findings.read(0)["assignee"] == "Ada"
+    user.expect("datalist#people option[value=Zoë]").to_have_count(1)
+    user.click("Assign to me")
+    user.expect_text("Assigned to first: “Finding 0”.", ".toast")
+
+
+def test_refused_decision_opens_its_dialog_again_with_the_typed_text(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(2))
+    refusal = {"status": 422, "body": json.dumps({"detail": "The comment is not good enough."})}
+    user.route("**/api/v1/tasks", lambda route: route.fulfill(**refusal), times=1)
+    user.press("j")
+    user.write("c", "Half an hour of thought")
+    user.expect_text("not good enough", "dialog [role=alert]")
+    expect(user.page.locator("dialog textarea")).to_have_value("Half an hour of thought")
+    user.press("Control+Enter")
+    user.expect_text("Commented on “Finding 1”", ".toast")
+
+
+@in_every_browser
+def test_escape_keeps_a_typed_comment_and_cancel_discards_it(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(2))
+    user.press("j")
+    user.write("c", "Half an hour of thought", "Escape")
+    user.expect_text("Draft kept.", ".toast")
+    for reload in (False, True):
+        if reload:
+            user.page.reload()
+            user.expect_text("2 findings", ".total")
+            user.expect_none("dialog")
+            user.press("j")
+        user.press("c")
+        expect(user.page.locator("dialog textarea")).to_have_value("Half an hour of thought")
+        user.press("Escape")
+    user.press("c")
+    user.click("Cancel", exact=True)
+    user.press("c")
+    expect(user.page.locator("dialog textarea")).to_have_value("")
+
+
+@pytest.mark.parametrize("button", [True, False])
+def test_cancelling_while_findings_are_read_decides_nothing(user: PageUser, findings: Findings, button: bool) -> None:
+    user.open_list(findings, *numbered(60, rule="S101"))
+    user.press("g")
+    user.expect_text("1 group", ".total")
+    hold(user, "**/api/v1/tasks?*")
+    user.press("j", "4", "Space", "Enter")
+    user.click("Cancel", exact=True) if button else user.press("Escape")
+    user.page.unroute_all()
+    user.press("j", "4")
+    user.expect_text("Dismiss 60 findings", "dialog h2")
+    user.page.wait_for_load_state("networkidle")
+    assert set(findings.statuses()) == {"open"}
+
+
+def test_cancelling_while_findings_are_sent_leaves_the_rest(user: PageUser, findings: Findings) -> None:
+    for start in (0, 700):
+        findings.report(*(task(title=f"{start + n}", externalId=f"{start + n}") for n in range(700)))
+    user.open_list(findings, more="&status=open&sort=createdAt")
+    user.press("X")
+    user.expect_text("1,400 findings selected", ".actions")
+    held: list[Any] = []
+    user.route("**/api/v1/tasks", lambda route: held.append(route))
+    user.press("4", "Space", "Enter")
+    user.expect_text("Dismissed 0 of 1,400 findings…", ".toast")
+    user.click("Cancel", exact=True)
+    user.page.unroute("**/api/v1/tasks")
+    held[0].continue_()
+    user.expect_text("Dismissed 1,000 of 1,400 findings. Cancelled.", ".toast")
+    assert [findings.read(index)["status"] for index in (0, 999, 1000, 1399)] == ["dismissed"] * 2 + ["open"] * 2
+    user.click("Undo")
+    user.expect_text("1,400 open findings", ".total")
+
+
+@pytest.mark.parametrize("view", ["list", "finding"])
+def test_triage_buttons_of_a_phone_are_one_row(make_user: MakeUser, findings: Findings, view: str) -> None:
+    user = make_user(390, 844)
+    (user.open_list if view == "list" else user.open_finding)(findings, *numbered(60))
+    bar = user.page.locator(".actions" if view == "list" else ".triage")
+    if view == "list":
+        user.press("j", "x")
+    assert bar.bounding_box()["height"] < 60
+    user.click("More")
+    user.click("Start")
+    user.expect_text("Started “Finding", ".toast")
 
 
 @in_every_browser
@@ -88,17 +214,16 @@ def test_all_matching_findings_are_dismissed_in_batches_and_undone(user: PageUse
     user.open_list(findings, more="&status=open,in_progress")
     requests: list[str] = []
     user.page.on("request", lambda request: requests.append(f"{request.method} {request.url.split('?')[0]}"))
-    user.press("j", "x")
-    user.click("Select all 1,400 that match")
+    user.press("X")
     user.expect_text("1,400 findings selected", ".actions")
     user.press("4", "Space", "Enter")
-    user.expect_text("Dismissed: 1,400 findings.", ".toast")
-    user.expect_text("0 findings", ".total")
+    user.expect_text("Dismissed 1,400 findings.", ".toast")
+    user.expect_text("0 unresolved findings", ".total")
     assert [line for line in requests if line.startswith("PATCH")] == [f"PATCH {user.url}api/v1/tasks"] * 2
     assert not [line for line in requests if "/tasks/" in line]
     assert {findings.read(index)["reason"] for index in (0, 3, 700, 1399)} == {"false_positive"}
     user.press("u")
-    user.expect_text("1,400 findings", ".total")
+    user.expect_text("1,400 unresolved findings", ".total")
     assert [findings.read(index)["status"] for index in (0, 3, 700, 1399)] == ["open", "in_progress", "open", "open"]
 
 
@@ -132,7 +257,7 @@ def test_group_of_findings_is_dismissed_and_undone_at_once(user: PageUser, findi
         user.press("Space", "Enter")
         user.expect_text("Dismissed", ".toast")
         assert ["ABCD"[index] for index, each in enumerate(findings.statuses()) if each == "dismissed"] == [*gone]
-        user.page.get_by_label("Group by").select_option(label="Nothing")
+        user.page.get_by_label("Group by").select_option(label="None")
         user.expect(".findings tbody tr").to_have_count(4 - len(gone) if not more else 0)
         user.press("u")
         user.expect_text("Undone", ".toast")
@@ -163,7 +288,7 @@ def test_key_that_is_held_down_acts_only_once(user: PageUser, findings: Findings
     user.press("j")
     for left in (2, 2):
         user.page.keyboard.down("2")
-        user.expect_text(f"{left} findings", ".total")
+        user.expect_text(f"{left} open findings", ".total")
         user.page.wait_for_timeout(50)
     user.page.keyboard.up("2")
     assert findings.statuses() == ["open", "open", "in_progress"]
@@ -201,7 +326,7 @@ def test_deletion_requires_typing_a_confirmation(user: PageUser, findings: Findi
         (f"project-types/{findings.type}", "Project types"),
     ):
         user.open(f"#/{path.replace('tasks', 'findings')}")
-        user.click("Delete …")
+        user.click("Delete…")
         user.press("Control+Enter")
         user.type("delet")
         user.press("Enter", "Control+Enter")
@@ -219,6 +344,7 @@ def test_filtered_list_is_downloaded_as_csv_or_sarif(user: PageUser, findings: F
     saved = {}
     for name in ("CSV", "SARIF"):
         with user.page.expect_download() as download:
+            user.click("Export")
             user.click(name, exact=True)
         saved[download.value.suggested_filename] = Path(download.value.path()).read_text("utf-8")
     assert len(saved["findings.csv"].splitlines()) == 61
@@ -229,19 +355,19 @@ def test_keyboard_shortcuts_are_listed_and_can_be_switched_off(user: PageUser, f
     user.open_finding(findings, task(title="One"))
     user.press("?")
     user.expect_text("Select", "dialog")
-    user.page.get_by_label("Single keys do this").uncheck()
+    user.page.get_by_label("Enable shortcuts").uncheck()
     user.press("Escape", "2")
     user.page.wait_for_timeout(200)
     assert findings.read(0)["status"] == "open"
-    user.page.locator(".triage").get_by_role("button", name="Resolved").click()
-    user.page.locator("dialog").get_by_role("button", name="Resolve").click()
+    user.page.locator(".triage").get_by_role("button", name="Resolve").click()
     user.expect_text("Resolved", ".badges")
     user.page.locator(".toast").get_by_role("button", name="Undo").click()
     user.expect_text("Open", ".badges")
-    user.click("Keys")
-    user.page.get_by_label("Single keys do this").check()
+    user.click("Account")
+    user.click("Keyboard shortcuts")
+    user.page.get_by_label("Enable shortcuts").check()
     user.press("Escape", "u")
-    user.expect_text("nothing to undo", ".toast")
+    user.expect_text("Nothing to undo", ".toast")
     user.press("2")
     user.expect_text("In progress", ".badges")
 
@@ -260,30 +386,30 @@ def test_concurrent_triage_is_shown_and_not_overwritten(
         by, headers = f"{proxy.user} (proxy-", {"Authorization": f"Bearer {proxy.key}", "Findings-User": proxy.user}
     update = {"status": "dismissed", "reason": "accepted_risk", "comment": "We know"}
     findings.send("PATCH", f"tasks/{findings.ids[0]}", update, **headers)
-    user.press(*("j" if in_list else ""), "3", "Enter")
-    user.expect_text("Somebody changed this finding meanwhile", "dialog h2")
-    for text in ("Open", "Dismissed", "Accepted risk", "We know", by, "You wanted: resolve as fixed."):
+    user.press(*("j" if in_list else ""), "3")
+    user.expect_text("Someone else changed this finding", "dialog h2")
+    for text in ("Open", "Dismissed", "Accepted risk", "We know", by, "Your change: resolve as fixed."):
         user.expect_text(text, "dialog")
     assert findings.statuses() == ["dismissed"]
     user.click("Resolve “One” anyway")
-    user.expect_text("Resolved: “One”.", ".toast")
+    user.expect_text("Resolved “One”.", ".toast")
     assert findings.statuses() == ["resolved"]
 
 
 def test_conflicts_of_queued_changes_are_confirmed_one_by_one(user: PageUser, findings: Findings) -> None:
     user.open_list(findings, *numbered(3))
     user.page.context.set_offline(True)
-    user.press("j", "2", "j", "2", "j", "2")
-    user.expect_text("3 changes not sent yet", ".outbox")
+    user.press("j", "2", "2", "2")
+    user.expect_text("3 changes not saved yet", ".outbox")
     for index in (1, 2):
         findings.triage(index, assignee="Ada")
     user.page.context.set_offline(False)
-    user.expect_text("Somebody changed", "dialog h2")
+    user.expect_text("Someone else changed", "dialog h2")
     user.expect_none(".outbox")
-    user.click("Change nothing")
+    user.click("Discard my change")
     user.click("Start “Finding 1” anyway")
     user.expect_none("dialog")
-    user.expect_text("In progress: “Finding 1”", ".toast")
+    user.expect_text("Started “Finding 1”", ".toast")
     assert findings.statuses() == ["in_progress", "in_progress", "open"]
 
 
@@ -299,12 +425,13 @@ def test_bulk_triage_is_confirmed_and_overwrites_no_concurrent_change(user: Page
     findings.triage(1, status="resolved", reason="fixed")
     user.press("4", "Space")
     user.write("Tab", "All of these")
-    user.expect_text("Somebody changed 1 of 3 findings meanwhile", "dialog h2")
+    user.expect_text("Someone else changed 1 of these 3 findings", "dialog h2")
     for text in ("Finding 1", "Resolved", "Fixed", "All of these", "Dismiss 3 findings anyway"):
         user.expect_text(text, "dialog")
     assert findings.statuses() == ["open", "resolved", "open"]
+    user.press("Escape", "Escape")  # would discard the comment
     user.click("Skip 1 and dismiss 2")
-    user.expect_text("Dismissed: 2 findings.", ".toast")
+    user.expect_text("Dismissed 2 findings.", ".toast")
     assert findings.statuses() == ["dismissed", "resolved", "dismissed"]
     assert findings.history(0)[-1]["comment"] == "All of these"
     user.press("u")
@@ -318,7 +445,7 @@ def test_typed_text_survives_another_response_and_a_reload(user: PageUser, findi
     user.press("j", "c")
     user.expect("dialog h2").to_have_text("Comment on “Finding 1”")
     user.type("First")
-    user.press("Control+Enter", "Escape", "x", "j", "x", "c")
+    user.press("Control+Enter", "x", "j", "x", "c")
     user.type("Half an hour of thought")
     user.page.unroute_all()
     user.expect_text("Commented on “Finding 1”", ".toast")
@@ -338,16 +465,16 @@ def test_unsent_changes_survive_a_reload_and_are_applied_once(user: PageUser, fi
     user.open_finding(findings, task(title="One", evidence=[{"type": "log", "content": "bulky"}]))
     user.route("**/api/v1/tasks", lambda route: (route.fetch(), route.fulfill(status=503, body="{}")))
     user.write("c", "Said once")
-    user.expect_text("1 change not sent yet: Commented on “One”", ".outbox")
+    user.expect_text("1 change not saved yet: Commented on “One”", ".outbox")
     user.press("2")
-    user.expect_text("2 changes not sent yet", ".outbox")
+    user.expect_text("2 changes not saved yet", ".outbox")
     assert "bulky" not in user.page.evaluate("JSON.stringify(sessionStorage)")
     dialogs: list[str] = []
     user.page.remove_listener("dialog", user.record_dialog)
     user.page.once("dialog", lambda dialog: (dialogs.append(dialog.type), dialog.accept()))
     user.page.reload()
     assert dialogs == ["beforeunload"]
-    user.expect_text("2 changes not sent yet", ".outbox")
+    user.expect_text("2 changes not saved yet", ".outbox")
     retry = user.page.get_by_role("button", name="Retry")
     expect(retry).to_be_enabled()  # otherwise the reloaded page's own retry may succeed
     user.page.unroute("**/api/v1/tasks")
