@@ -1,106 +1,121 @@
 // One finding, with its history.
 
-import { pathOf } from "./api.js";
+import { API, pathOf } from "./api.js";
 import { Evidence } from "./evidence.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
-import { html, useAnswer, usePage, useStore } from "./lib.js";
+import { html, keepAs, readKept, useAnswer, usePage, useRef, useStore } from "./lib.js";
 import { News } from "./lists.js";
-import { Address, Fact, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time } from "./parts.js";
+import { markdownOf } from "./markdown.js";
+import { Address, Copy, Fact, Form, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
-import { link, readRoute } from "./route.js";
+import { link, readRoute, toFindings } from "./route.js";
 import { mayTriage } from "./session.js";
-import { commitOf, sourceLink } from "./source.js";
+import { commitOf, documentsOf, sourceLink, stepsOf } from "./source.js";
 import { DeleteButton, useTriage } from "./triage.js";
 import { Value } from "./values.js";
+import { Walk } from "./walk.js";
+import { tagName } from "./wcag.js";
 import { count, cut, REASONS } from "./words.js";
 
-const ORIGINS = { overview: "Overview", runs: "Run" };
-
 export function Finding({ id }) {
-	const { router, memory, session } = usePage();
+	const { router: { go, origin }, session } = usePage();
 	const full = mayTriage(useStore(session));
-	const loaded = useAnswer("tasks", id, async (get) => {
-		const [task, first] = await Promise.all([get(pathOf("tasks", id)), get(pathOf("tasks", id, "/history"))]);
-		return { task, history: first.history, more: first.next !== null };
-	});
-	const tasks = loaded.data ? [loaded.data.task] : [];
-	const listed = memory.lists.findings?.list?.items ?? [];
-	const index = listed.findIndex((each) => each.id === id);
-	const [previous, next] = index < 0 ? [] : [listed[index - 1], listed[index + 1]];
-	const step = (to) => {
-		if (!to) return;
-		memory.lists.findings.cursor = to.id;
-		router.go(link("findings", to.id), true);
-	};
-	useKeys({
-		j: () => step(next),
-		k: () => step(previous),
-		r: loaded.reload,
-		Escape: () => router.go(router.origin),
-	});
+	const path = pathOf("tasks", id);
+	const loaded = useAnswer("tasks", id, (get) => Promise.all([get(path), get(`${path}/history`)]));
+	const tasks = loaded.data?.slice(0, 1) ?? [];
+	useKeys({ r: loaded.reload, Escape: () => go(origin) });
 	const buttons = useTriage(() => tasks, tasks);
 	return html`
 		<nav class="trail" aria-label="Trail">
-			<a href=${router.origin}>${ORIGINS[readRoute(router.origin).view] ?? "Findings"}</a>
-			<span class="buttons">
-				<button class="quiet" title="Previous (k)" disabled=${!previous} onClick=${() => step(previous)}>Previous</button>
-				<button class="quiet" title="Next (j)" disabled=${!next} onClick=${() => step(next)}>Next</button>
-			</span>
+			<a href=${origin}>${{ overview: "Overview", runs: "Run" }[readRoute(origin).view] ?? "Findings"}</a>
+			<${Walk} id=${id} />
 		</nav>
-		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`
-			<${Whole} ...${data} buttons=${full && buttons} origin=${router.origin} news=${html`<${News} kind=${pathOf("tasks", id)} ...${loaded} data=${data.task} />`} />`}<//>`;
+		<${Loaded} from=${loaded} what="the finding" title="Finding">${([task, entries]) => html`
+			<${Whole} task=${task} ...${entries} path=${path} buttons=${full && buttons} origin=${origin}>
+				<${News} kind=${path} ...${loaded} data=${task} /><//>`}<//>`;
 }
 
-const Whole = ({ task, history, more, buttons, news, origin }) => html`
-	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
-		<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /></p>${news}<//>
-	${buttons && html`<div class="triage">${buttons}</div>`}
-	<div class="columns">
-		<article>
-			<${Section} title="Description" of=${task.description}><${Prose} of=${task.description} /><//>
-			<${Section} title="Evidence" of=${task.evidence.length}><${Evidence} items=${task.evidence} location=${task.location} /><//>
-			<${Section} title="Remediation" of=${task.remediation.length}>
-				<ol class="steps">${task.remediation.map(({ step, instruction }) => html`<li value=${step}><${Prose} of=${instruction} /></li>`)}</ol><//>
-			<${Section} title="Success criteria" of=${task.successCriteria.length}>
-				<ul class="steps">${task.successCriteria.map(({ description, automatable }) => html`
-					<li><${Prose} of=${description} />${automatable && html`<span class="kind">can be automated</span>`}</li>`)}</ul><//>
-			<${Section} title="Extensions" of=${Object.keys(task.extensions).length}><${Value} of=${task.extensions} /><//>
-			<${Section} title="History">
-				<ol class="history">${history.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}</ol>
-				${more && html`<p class="muted">Only the first ${count(history.length, "entry", "entries")} are shown.</p>`}
-			<//>
-		</article>
-		<aside aria-label="Facts">
-			<${Facts} task=${task} />
-			<${DeleteButton} what="this finding" path=${pathOf("tasks", task.id)} to=${origin}>Its history goes with it.<//>
-		</aside>
-	</div>`;
+const Step = ({ instruction, description, automatable }) => html`
+	<li><${Prose} of=${instruction ?? description} />${automatable && html`<span class="kind">machine-checkable</span>`}</li>`;
 
-const Alike = ({ to, of, ...more }) => html`<a href=${link("findings", null, to)} ...${more}><${Text} of=${of} /></a>`;
-
-/** Show facts in short. The run that last reported a finding tells the commit. */
-function Facts({ task }) {
-	const { data } = useAnswer(pathOf("runs", task.lastRunId));
-	const run = data?.id === task.lastRunId && data;
+function Whole({ task, history, next, path, buttons, origin, children }) {
+	const { id, rule, location, branch, assignee, evidence, externalId, description, lastRunId, targetUrl } = task;
+	const { data } = useAnswer(pathOf("runs", lastRunId)); // this run knows the repository
+	const run = data?.id === lastRunId && data;
 	const [commit, source] = run ? [commitOf(run), sourceLink(task, run)] : [];
+	const address = new URL(link("findings", id), document.baseURI).href;
+	const steps = stepsOf(task);
+	// link to the unresolved findings that share a value, on the main branch or on that of a finding of a branch only
+	const alike = (to, of, more) => html`<a href=${toFindings({ ...(branch && { branch, mainLine: "" }), ...to })} ...${more}><${Text} of=${of} /></a>`;
 	return html`
-		<dl class="facts">
-			<${Fact} name="Reason" of=${task.reason}>${REASONS[task.reason] ?? task.reason}<//>
-			<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
-			<${Fact} name="Rule" of=${task.rule}><${Alike} to=${{ rule: task.rule }} of=${task.rule} /><//>
-			<${Fact} name="Location" of=${task.location}>
-				<p><${Address} url=${task.location} /></p>
-				${source && html`<p><${Outside} href=${source}>In the repository<//></p>`}
-				<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }} of="Findings there" /><//>
-			<${Fact} name="Tags" of=${task.tags.length > 0}>
-				<ul class="tags">${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} of=${tag} class="kind" /></li>`)}</ul><//>
-			<${Place} of=${task} />
-			<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
-			<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
-			<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
-			<${Fact} name="Commit" of=${commit}><${Outside} href=${commit?.href}><code>${commit?.name}</code><//><//>
-			<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
-			<${Fact} name="Id"><${Text} of=${task.id} /><//>
-		</dl>`;
+		<${Heading} title=${task.title} of=${cut(task.title, 60)}>
+			<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /> ${task.reason && (REASONS[task.reason] ?? task.reason)}</p>${children}<//>
+		<div class="lead">
+			${location && html`<p><code><${Address} url=${location} /></code> ${source && html`<${Outside} href=${source}>View source<//>`} ${alike({ targetUrl, location }, "Other findings here")}</p>`}
+			<p>
+				${rule && html`<span>Rule ${alike({ rule }, rule)}</span>`}
+				${documentsOf(task).map((href) => html`<${Outside} href=${href}><span title=${href}>Documentation</span><//>`)}
+				<span>${assignee ? html`Assigned to <strong><${Text} of=${assignee} /></strong>` : "Unassigned"}</span>
+			</p>
+			<p class="copies"><${Copy} name="Copy link" text=${address} /><${Copy} name="Copy as Markdown" text=${() => markdownOf(task, address, source)} /></p>
+		</div>
+		${buttons && html`<div class="triage">${buttons}</div>`}
+		<div class="columns">
+			<article>
+				<${Section} title="Evidence" of=${evidence.length}>
+					<ol class="evidence">${evidence.map((item) => html`<${Evidence} item=${item} location=${location} />`)}</ol><//>
+				<${Section} title="Remediation" of=${steps.length}><ol class="steps">${steps.map(Step)}</ol><//>
+				<${Section} title="Success criteria" of=${task.successCriteria.length}><ul class="steps">${task.successCriteria.map(Step)}</ul><//>
+				<${Section} title="Description" of=${description}><${Prose} of=${description} /><//>
+				<details class="technical"><summary>Technical details</summary>
+					<dl>
+						<${Fact} name="ID">${id}<//>
+						<${Fact} name="External ID" of=${externalId}><${Text} of=${externalId} /><//>
+						<${Fact} name="Scanner data" of=${Object.keys(task.extensions).length}><${Value} of=${task.extensions} /><//>
+					</dl>
+				</details>
+				<${Section} title="History">
+					<ol class="history">${history.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}</ol>
+					${next && html`<p class="muted">Only the first ${count(history.length, "entry", "entries")} are shown.</p>`}
+					${buttons && html`<${CommentBox} task=${task} />`}
+				<//>
+			</article>
+			<aside aria-label="Facts">
+				<dl class="facts">
+					<${Fact} name="Tags" of=${task.tags.length}>
+						<ul class="tags">${task.tags.map((tag) => html`<li>${alike({ tag }, tagName(tag), { class: "kind", title: tag })}</li>`)}</ul><//>
+					<${Place} of=${task} />
+					<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
+					<${Fact} name="Last reported"><a href=${link("runs", lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
+					<${Fact} name="Commit" of=${commit}><${Outside} href=${commit?.href}><code>${commit?.name}</code><//><//>
+					<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
+				</dl>
+				<${DeleteButton} what="this finding" path=${path} to=${origin}>Its history is deleted too.<//>
+			</aside>
+		</div>`;
+}
+
+/** A text field for a comment, which the key c and the button focus. An unsent text is kept until the tab is closed. */
+function CommentBox({ task }) {
+	const { changes } = usePage();
+	const name = `findings:comment-${task.id}:${API.pathname}`;
+	const field = useRef(null);
+	const keep = (text) => keepAs(sessionStorage, name, text);
+	const submit = async () => {
+		const box = field.current;
+		const comment = box.value;
+		if (!comment.trim()) return;
+		box.blur(); // single keys work again at once
+		await changes.carryOut({ tasks: [task], fields: { comment }, verb: "Comment on", what: "Commented on " });
+		if (box.value !== comment) return; // it was edited meanwhile
+		box.value = "";
+		keep("");
+	};
+	return html`
+		<${Form} class="comment" action="Comment" onSubmit=${submit} other=${html`<span class="muted">Ctrl+Enter to submit (⌘ on Mac)</span>`}>
+			<label class="field"><span>Comment</span>
+				<textarea id="comment" ref=${field} rows="3" maxlength="4000" required defaultValue=${readKept(sessionStorage, name)} onInput=${(event) => keep(event.target.value)}
+					onKeyDown=${(event) => event.key === "Escape" && event.target.blur()} /></label>
+		<//>`;
 }

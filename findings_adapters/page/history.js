@@ -1,31 +1,32 @@
-// What happened to a finding, and why.
+// The history of a finding: who changed what, when and why.
 
 import { html } from "./lib.js";
 import { link } from "./route.js";
 import { Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
-import { REASONS, STATUS_NAMES } from "./words.js";
+import { REASONS, STATUS_NAMES, UNRESOLVED } from "./words.js";
 
-const moved = ({ from, to }) => html`moved it from ${STATUS_NAMES[from]} to <${Status} is=${to} />`;
+const moved = ({ from, to }) => html`changed status ${STATUS_NAMES[from]} → <${Status} is=${to} />`;
+const isReopened = ({ from, to }) => to === "open" && !UNRESOLVED.includes(from);
+const words = (name) => name.replace(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`); // of `externalId`
 
 const SENTENCES = {
-	created: ({ to }) => html`reported it first, as <${Status} is=${to} />`,
-	reported: (entry) => html`reported it again${entry.changed.length > 0
-		&& `, with another ${entry.changed.join(", ")}`}${entry.from !== entry.to
-		&& html`, which ${moved(entry)}`}`,
-	status: (entry) => (entry.from === entry.to ? html`gave a reason for <${Status} is=${entry.to} />` : moved(entry)),
+	created: ({ to }) => html`reported this${to !== "open" && html` as <${Status} is=${to} />`}`,
+	reported: (entry) => html`reported it again${entry.from !== entry.to && html` and ${isReopened(entry) ? "reopened it" : moved(entry)}`}${
+		entry.changed.length > 0 && ` (${entry.changed.map(words).join(", ")} changed)`}`,
+	status: ({ from, to, reason }) => (from !== to ? moved({ from, to }) : html`${reason ? "set" : "removed"} the reason for <${Status} is=${to} />`),
 	comment: () => "commented",
-	assigned: ({ assignee }) => html`assigned it to <strong><${Text} of=${assignee} missing="nobody" /></strong>`,
+	assigned: ({ assignee }) => (assignee ? html`assigned it to <strong><${Text} of=${assignee} /></strong>` : "unassigned it"),
 };
 
-export const HistoryEntry = ({ entry }) => html`
+export const HistoryEntry = ({ entry: { user, by, event, reason, runId, at, comment, ...entry } }) => html`
 	<li>
 		<div>
-			<strong><${Text} of=${entry.user ?? entry.by} missing="Somebody" /></strong>
-			${entry.user && html` <span class="muted">(<${Text} of=${entry.by} />)</span>`} ${SENTENCES[entry.event]?.(entry) ?? entry.event}
-			${entry.reason && html`<span> · ${REASONS[entry.reason] ?? entry.reason}</span>`}
-			${entry.runId && html`<span> · <a href=${link("runs", entry.runId)}>run</a></span>`}
-			<span class="muted"> · <${Time} at=${entry.at} long /></span>
+			<strong><${Text} of=${user ?? by} missing="Someone" /></strong>
+			${user && html` <span class="muted">(<${Text} of=${by} />)</span>`} ${SENTENCES[event]?.({ ...entry, reason }) ?? event}
+			${reason && html`<span> · ${REASONS[reason] ?? reason}</span>`}
+			${runId && html`<span> · <a href=${link("runs", runId)}>run</a></span>`}
+			<span class="muted"> · <${Time} at=${at} long /></span>
 		</div>
-		${entry.comment && html`<div class="said"><${Prose} of=${entry.comment} /></div>`}
+		${comment && html`<div class="said"><${Prose} of=${comment} /></div>`}
 	</li>`;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { commitOf, placeOf, sourceLink } from "../../findings_adapters/page/source.js";
+import { commitOf, diffKinds, documentsOf, foldedRange, isDiff, placeOf, sourceLink, stepsOf } from "../../findings_adapters/page/source.js";
 
 const REPOSITORY = "https://code.example.com/acme/shop";
 const runOf = (metadata) => ({ metadata: { repository: REPOSITORY, commit: "abc1234", ...metadata } });
@@ -47,4 +47,25 @@ test("a commit is linked where its repository is known", () => {
 	assert.deepEqual(commitOf(runOf({ commit: "0123456789abcdef" })), { name: "0123456789", href: `${REPOSITORY}/commit/0123456789abcdef` });
 	assert.equal(commitOf(runOf({ repository: null })).href, null);
 	assert.equal(commitOf(runOf({ commit: "<b>" })), undefined);
+});
+
+test("a remediation that is only a URL is documentation", () => {
+	const steps = ["https://example.com/rule\n", "See https://example.com/", "javascript:alert(1)"].map((instruction) => ({ instruction }));
+	assert.deepEqual(documentsOf({ remediation: steps }), ["https://example.com/rule"]);
+	assert.deepEqual(stepsOf({ remediation: steps }), steps.slice(1));
+});
+
+test("diffs are known by type or beginning, and their lines by sign", () => {
+	for (const [type, content] of [["diff", "x"], ["Patch", null], ["log", "--- a\n+++ b\n"], ["code", "@@ -1 +1 @@"], [null, "diff --git a b"]]) assert.ok(isDiff(type, content));
+	for (const content of ["-- a\n++ b", "--- a\nb", "- one\n+ two", "@@ x", null]) assert.ok(!isDiff("code", content));
+	const lines = ["diff --git a b", "--- a", "+++ b", "@@ -1 +1 @@", "--- comment", " y", "+++ x", "diff --git c d", "--- c"];
+	assert.deepEqual(diffKinds(lines), ["", "", "", "hunk", "removed", "", "added", "", ""]);
+	const files = ["--- a", "+++ b", "@@ -1 +1 @@", "-x", "--- c", "+++ d", "@@ -1 +1 @@", "+y"];
+	assert.deepEqual(diffKinds(files), ["", "", "hunk", "removed", "", "", "hunk", "added"]);
+});
+
+test("long code is folded around its marked line", () => {
+	for (const [count, mark, range] of [
+		[24, -1, [0, 24]], [3, 2, [0, 3]], [120, -1, [0, 24]], [120, 23, [0, 24]], [120, 24, [12, 36]], [120, 119, [96, 120]], [30, 29, [6, 30]],
+	]) assert.deepEqual(foldedRange(count, mark), range);
 });
