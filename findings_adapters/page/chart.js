@@ -1,19 +1,32 @@
-// The trend by day: a line of unfinished findings over bars of changes.
+// The trend by day: a line of unresolved findings above bars of new and closed ones.
 
 import { html, useLayoutEffect, useRef, useState } from "./lib.js";
 import { capital, number } from "./words.js";
 
-const COLUMNS = ["unfinished", "created", "reopened", "resolved", "dismissed"];
-const LINE = { top: 28, end: 178 }; // pixels from above
-const BARS = { top: 216, middle: 256, end: 296 };
-const HEIGHT = 340;
-const LEFT = 56; // room for numbers up to a million
+const MOVES = ["created", "reopened", "resolved", "dismissed"];
+const END = 158; // of the line, in pixels from the top
+const MIDDLE = 232; // of the bars
+const HEIGHT = 308;
+const LEFT = 56; // space for numbers up to a million
 const DATE = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
 
+const dateOf = (date) => DATE.format(new Date(date));
 const came = (day) => day.created + day.reopened;
 const went = (day) => day.resolved + day.dismissed;
 
-/** Return round numbers from 0 to at least `most`, in at most so many steps: counts have no halves. */
+/** Return the days to draw, from the first with data. The first of `days` is only what the others are compared with. */
+export function drawn(days) {
+	const first = days.findIndex((day, index) => index && day.unfinished + came(day) + went(day));
+	return days.slice(Math.max(first, 1));
+}
+
+export function changeOf(now, before, since) {
+	const by = now - before;
+	const [sign, text] = by > 0 ? ["▲", `up ${number(by)}`] : by < 0 ? ["▼", `down ${number(-by)}`] : ["", "no change"];
+	return { sign, text: `${text} since ${dateOf(since)}` };
+}
+
+/** Return round whole numbers from 0 to at least `most`, in at most `steps` steps. */
 export function ticks(most, steps) {
 	const least = Math.max(most / steps, 1);
 	const power = 10 ** Math.floor(Math.log10(least));
@@ -21,31 +34,31 @@ export function ticks(most, steps) {
 	return Array.from({ length: Math.ceil(Math.max(most, 1) / step) + 1 }, (_, index) => index * step);
 }
 
-/** Return where everything is drawn in `width` pixels. */
 export function layout(days, width) {
 	const levels = ticks(Math.max(...days.map((day) => day.unfinished)), 4);
 	const moves = ticks(Math.max(...days.map(came), ...days.map(went)), 2);
-	const band = (width - LEFT - 22) / days.length; // half a date may stand behind the last
-	const every = Math.ceil(64 / band); // days from date to date; the last is today
+	const band = (width - LEFT - 22) / days.length; // half of the last date needs space at the right
+	const every = Math.ceil(64 / band); // days between two dates; the last one is today
+	const thick = Math.min(band * 0.7, 40);
 	const x = (index) => LEFT + band * (index + 0.5);
-	const y = (value) => LINE.end - ((LINE.end - LINE.top) * value) / levels.at(-1);
-	const tall = (value) => ((BARS.end - BARS.middle) * value) / moves.at(-1);
+	const y = (value) => END - (130 * value) / levels.at(-1);
+	const tall = (value) => (40 * value) / moves.at(-1);
 	return {
 		band,
+		thick,
 		grid: [
 			...levels.map((value) => ({ value, y: y(value) })),
-			...moves.map((value) => ({ value, y: BARS.middle - tall(value) })),
-			...moves.slice(1).map((value) => ({ value, y: BARS.middle + tall(value) })),
+			...moves.map((value) => ({ value, y: MIDDLE - tall(value) })),
+			...moves.slice(1).map((value) => ({ value, y: MIDDLE + tall(value) })),
 		],
-		dates: days.map(({ date }, index) => ({ text: DATE.format(new Date(date)), x: x(index) }))
-			.filter((_, index) => (days.length - 1 - index) % every === 0),
+		dates: days.map(({ date }, index) => ({ text: dateOf(date), x: x(index) })).filter((_, index) => (days.length - 1 - index) % every === 0),
 		points: days.map((day, index) => [x(index), y(day.unfinished)]),
-		bars: days.map((day, index) => ({ x: x(index) - band * 0.35, up: tall(came(day)), down: tall(went(day)) })),
+		bars: days.map((day, index) => ({ x: x(index) - thick / 2, up: tall(came(day)), down: tall(went(day)) })),
 	};
 }
 
-/** Draw anew for each width, so that text keeps its size. */
-export function Trend({ days }) {
+/** Show the trend as a chart and a table. The chart is drawn again for each width, so that its text keeps its size. */
+export function Trend({ days: asked }) {
 	const box = useRef(null);
 	const [width, setWidth] = useState(0);
 	useLayoutEffect(() => {
@@ -53,39 +66,36 @@ export function Trend({ days }) {
 		watch.observe(box.current);
 		return () => watch.disconnect();
 	}, []);
-	const now = `${number(days.at(-1).unfinished)} unfinished now, ${number(days[0].unfinished)} at the end of ${days[0].date}.`;
+	const days = drawn(asked);
+	const now = days.at(-1).unfinished;
+	const summary = `${number(now)} unresolved, ${changeOf(now, asked.at(-1 - days.length).unfinished, days[0].date).text}`;
 	const sum = (name) => `${number(days.reduce((total, day) => total + day[name], 0))} ${name}`;
 	return html`
 		<figure>
-			<div class="chart" ref=${box}>${width > 0 && html`<${Drawing} ...${layout(days, width)} width=${width} label=${now} />`}</div>
 			<figcaption>
-				<strong>${now}</strong>
-				<span class="came">Came: ${sum("created")}, ${sum("reopened")}</span>
-				<span class="went">Went: ${sum("resolved")}, ${sum("dismissed")}</span>
+				<strong>${summary}</strong>
+				<span class="came">New: ${sum("created")}, ${sum("reopened")}</span>
+				<span class="went">Closed: ${sum("resolved")}, ${sum("dismissed")}</span>
 			</figcaption>
-			<details><summary>As a table</summary><${DayTable} days=${days} /></details>
+			<div class="chart" ref=${box}>${width > 0 && html`<${Drawing} ...${layout(days, width)} width=${width} label=${summary} />`}</div>
+			<details><summary>Show as a table</summary>
+				<div class="scroll" role="region" aria-label="Trend by day" tabindex="0"><table class="plain">
+					<thead><tr>${["Day", "Unresolved", ...MOVES.map(capital)].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+					<tbody>${days.toReversed().map((day) => html`
+						<tr><th scope="row">${day.date}</th>${["unfinished", ...MOVES].map((name) => html`<td class="number">${number(day[name])}</td>`)}</tr>`)}</tbody>
+				</table></div></details>
 		</figure>`;
 }
 
-const Drawing = ({ width, label, band, grid, dates, points, bars }) => html`
-	<svg width=${width} height=${HEIGHT} role="img" aria-label=${label}>
-		<text y="12">Unfinished at the end of the day</text>
-		<text y=${BARS.top - 14}>Came (up) and went (down) that day</text>
+const Drawing = ({ width, label, thick, grid, dates, points, bars }) => html`
+	<svg width=${width} height=${HEIGHT} viewBox="0 0 ${width} ${HEIGHT}" role="img" aria-label=${label}>
+		<text y="12">Unresolved at the end of the day (UTC)</text>
+		<text y="178">New (up) and closed (down) per day</text>
 		${grid.map(({ value, y }) => html`
 			<path class="ground" d="M${LEFT} ${y}H${width}" /><text class="tick" x=${LEFT - 6} y=${y + 4}>${number(value)}</text>`)}
 		<polyline class="line" points=${points.join(" ")} />
-		${bars.map(({ x, up, down }) => html`
-			<rect class="came" x=${x} y=${BARS.middle - up} width=${band * 0.7} height=${up} />
-			<rect class="went" x=${x} y=${BARS.middle} width=${band * 0.7} height=${down} />`)}
-		${dates.map(({ text, x }) => html`<text class="date" x=${x} y=${BARS.end + 18}>${text}</text>`)}
-		<text class="date" x=${(LEFT + width) / 2} y=${HEIGHT - 6}>Day (UTC)</text>
+		<circle class="point" cx=${points.at(-1)[0]} cy=${points.at(-1)[1]} r="4" />
+		<path class="came" d=${bars.map(({ x, up }) => `M${x} ${MIDDLE}v${-up}h${thick}v${up}`).join("")} />
+		<path class="went" d=${bars.map(({ x, down }) => `M${x} ${MIDDLE}v${down}h${thick}v${-down}`).join("")} />
+		${dates.map(({ text, x }) => html`<text class="date" x=${x} y="294">${text}</text>`)}
 	</svg>`;
-
-const DayTable = ({ days }) => html`
-	<div class="scroll" role="region" aria-label="Trend by day" tabindex="0"><table class="plain">
-		<thead><tr>${["day", ...COLUMNS].map((name) => html`<th scope="col">${capital(name)}</th>`)}</tr></thead>
-		<tbody>
-			${days.toReversed().map((day) => html`
-				<tr><th scope="row">${day.date}</th>${COLUMNS.map((name) => html`<td class="number">${number(day[name])}</td>`)}</tr>`)}
-		</tbody>
-	</table></div>`;

@@ -1,111 +1,136 @@
-// One run, compared with its baseline.
+// One run: its progress or verdict, its results, and the comparison with its baseline.
 
 import { pathOf } from "./api.js";
-import { html, useAnswer } from "./lib.js";
-import { Fact, Heading, Loaded, Place, Section, Severity, Status, Text, Time, Verdict } from "./parts.js";
+import { html, useAnswer, useEffect, usePage, useReducer } from "./lib.js";
+import { Fact, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
+import { FindingRows } from "./rows.js";
+import { RunState } from "./runs.js";
+import { commitOf } from "./source.js";
 import { DeleteButton } from "./triage.js";
 import { Value } from "./values.js";
-import { count, number, SEVERITIES, STATUSES } from "./words.js";
+import { count, duration, minute, number, SEVERITIES, STATUSES, UNRESOLVED } from "./words.js";
 
-const LISTED = 50; // as many as the gate tells
+const LISTED = 50; // the most findings in a response of the gate
+const PAUSE = 5; // seconds between two requests while a run is running
 
-export const toFindings = (query) => link("findings", null, { sort: "severity", ...query });
+const toList = (query) => link("findings", null, { sort: "severity", ...query });
 
-/** Return the filters of a run's lists, as the gate counts. */
-function listsOf({ id, branch, createdAt }) {
-	const status = branch ? "open,in_progress,resolved" : "open,in_progress";
-	return {
-		results: { runId: id },
-		fresh: { newIn: id, status },
-		back: { newIn: id, status: "resolved", mainLine: "true" },
-		missing: { missingFrom: id, createdBefore: createdAt },
-	};
-}
-
+/** Load a run and, if it is completed, its comparison and the filters of lists that select what the gate counts. */
 async function load(get, id) {
 	const run = await get(pathOf("runs", id));
-	const lists = listsOf(run);
-	const gateOf = (query) => get(pathOf("runs", id, "/gate"), query);
-	const [gate, beside, back] = await Promise.all([
-		gateOf({}),
-		gateOf({ failOn: "info", only: "new" }),
-		run.branch ? get("tasks", { ...lists.back, limit: 1 }) : { total: 0 },
+	const { branch, createdAt, verdict } = run;
+	if (run.status !== "completed") return { run };
+	const fresh = { newIn: id, status: branch ? `${UNRESOLVED},resolved` : UNRESOLVED };
+	const back = { newIn: id, status: "resolved", mainLine: "true" };
+	const [gate, since, { total }] = await Promise.all([
+		verdict ?? get(pathOf("runs", id, "/gate")), // a run without a stored verdict is judged now
+		get(pathOf("runs", id, "/gate"), { failOn: "info", only: "new" }),
+		branch ? get("tasks", { ...back, limit: 1 }) : { total: 0 },
 	]);
-	return { run, lists, gate, beside, back: back.total };
+	return { run, gate, compared: { since, fresh, back, backTotal: total, gone: { missingFrom: id, createdBefore: createdAt } } };
+}
+
+/** Draw the elapsed time of a running run, and reload it when any findings change: then the list of runs has another ETag. */
+function useProgress(isRunning, reload) {
+	const { api } = usePage();
+	const [, draw] = useReducer((turn) => turn + 1, 0);
+	useEffect(() => {
+		let seconds = 0;
+		let known;
+		const timer = isRunning && setInterval(async () => {
+			draw();
+			seconds += 1;
+			if (seconds % PAUSE || document.hidden) return;
+			const now = await api.request("GET", "runs", { query: { limit: 1 }, known }).catch(() => null);
+			if (now) reload();
+			known = now?.etag ?? known;
+		}, 1000);
+		return () => clearInterval(timer);
+	}, [isRunning]);
 }
 
 export function Run({ id }) {
 	const loaded = useAnswer("runs", id, (get) => load(get, id));
-	return html`<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;
+	useProgress(!loaded.error && loaded.data?.run.status === "running", loaded.reload);
+	return html`<${Loaded} from=${loaded} what="the run" title="Run">${({ run, gate, compared }) => {
+		const { createdAt, finishedAt, metadata, projectType, status } = run;
+		const commit = commitOf(run);
+		const lasted = duration((finishedAt ? Date.parse(finishedAt) : Date.now()) - Date.parse(createdAt));
+		return html`
+			<${Heading} title="${projectType} run · ${minute(createdAt)}">
+				<p class="badges"><${RunState} run=${run} />${status === "running" && html` <span role="timer">${lasted}</span>`}</p><//>
+			<div class="columns">
+				<div>
+					<${Judgement} run=${run} gate=${gate} />
+					<${Results} run=${run} />
+					${compared && html`<${Comparison} run=${run} ...${compared} />`}
+					<${Section} title="Metadata" of=${Object.keys(metadata).length}><${Value} of=${metadata} /><//>
+				</div>
+				<aside aria-label="Facts">
+					<dl class="facts">
+						<${Place} of=${run} />
+						<${Fact} name="Commit" of=${commit}><${Outside} href=${commit?.href}><code>${commit?.name}</code><//><//>
+						<${Fact} name="Started"><${Time} at=${createdAt} long /><//>
+						<${Fact} name="Duration" of=${finishedAt}>${lasted}<//>
+						<${Fact} name="ID"><${Text} of=${id} /><//>
+					</dl>
+					<${DeleteButton} what="this run" path=${pathOf("runs", id)} to=${link("runs")}>Findings only this run reported are deleted too.<//>
+				</aside>
+			</div>`;
+	}}<//>`;
 }
 
-const Whole = ({ run, gate, ...compared }) => html`
-	<${Heading} title="Run of ${run.projectType}"><p class="badges"><${Status} is=${run.status} /></p><//>
-	<div class="columns">
-		<div>
-			<section class="card"><h2>Gate</h2><p><${Verdict} gate=${gate} /> <${Text} of=${gate.reason} /></p></section>
-			<${Comparison} run=${run} ...${compared} />
-			<${Results} of=${run.summary} list=${compared.lists.results} />
-			<${Section} title="Metadata" of=${Object.keys(run.metadata).length}><${Value} of=${run.metadata} /><//>
-		</div>
-		<aside aria-label="Facts">
-			<dl class="facts">
-				<${Place} of=${run} />
-				<${Fact} name="Reason" of=${run.statusReason}><span class="lines"><${Text} of=${run.statusReason} /></span><//>
-				<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
-				<${Fact} name="Finished" of=${run.finishedAt}><${Time} at=${run.finishedAt} long /><//>
-				<${Fact} name="Id"><${Text} of=${run.id} /><//>
-			</dl>
-			<${DeleteButton} what="this run" path=${pathOf("runs", run.id)} to=${link("runs")}>Findings that no other run reported go with it.<//>
-		</aside>
-	</div>`;
+function Judgement({ run: { status, statusReason, verdict }, gate }) {
+	if (status === "failed") {
+		const reason = statusReason === "timeout" ? "Timed out: it sent nothing for too long." : statusReason;
+		return html`<section class="card"><h2>Run failed</h2><p class="lines"><${Text} of=${reason} missing="No reason given." /></p></section>`;
+	}
+	return html`
+		<section class="card"><h2>Gate</h2><p><${Verdict} pass=${gate?.pass ?? null} />${" "}
+			${verdict ? reasonOf(verdict) : html`<${Text} of=${gate?.reason ?? "Waiting for the run to finish."} />`}
+			${gate && html` <span class="muted">Judged ${verdict ? "when the run finished" : "by the current status of its findings"}.</span>`}</p></section>`;
+}
 
-function Comparison({ run: { status, submitted, summary }, lists, beside, back }) {
-	const missing = useAnswer("tasks", { ...lists.missing, sort: "severity", limit: LISTED }); // it may take long
-	const { baseline, ignored, offenders, offendersTotal } = beside;
+function reasonOf({ failOn, only, baseline, new: fresh, offenders }) {
+	const since = baseline ? `${number(fresh)} new since the baseline` : "no baseline, so everything is new";
+	if (failOn === "none") return `No severity fails this run; ${since}.`;
+	const what = only === "new" ? "new finding" : "finding";
+	return `${offenders ? count(offenders, what) : `No ${what}s`} of severity ${failOn}${failOn === "critical" ? "" : " or higher"}; ${since}.`;
+}
+
+function Comparison({ run: { id, submitted, summary }, since, fresh, back, backTotal, gone }) {
+	const missing = useAnswer("tasks", { ...gone, sort: "severity", limit: LISTED }); // a slow request
+	const { baseline, ignored, offenders, offendersTotal } = since;
 	const { created, reopened, resolved } = submitted;
 	return html`
-		<${Section} title="Compared with baseline">
+		<${Section} title="Comparison now">
 			<p>${baseline
-				? html`Its baseline is <a href=${link("runs", baseline)}>the main line's last completed run before it</a>.`
-				: "There is no completed run of the main line before it, so that all is new."}</p>
-			<p>${number(created)} created, ${reopened > 0 && `${number(reopened)} reopened, `}<strong>${number(offendersTotal)} new beside the
-				baseline</strong>${back > 0 && html`, <a href=${toFindings(lists.back)}>${number(back)} of them resolved on the main line</a>,
-				which a branch cannot reopen`}.${resolved > 0 && ` ${count(resolved, "finding")} not reported any more, and resolved.`}</p>
+				? html`Compared with the <a href=${link("runs", baseline)}>previous completed run on the main branch</a>.`
+				: "No earlier completed run on the main branch: everything counts as new."}</p>
+			<p>${number(created)} created, ${reopened > 0 && `${number(reopened)} reopened, `}<strong>${number(offendersTotal)} new${baseline
+				&& " since the baseline"}</strong>${backTotal > 0 && html`, <a href=${toList(back)}>${number(backTotal)} of them resolved on the main branch</a>,
+				which a branch cannot reopen`}.${resolved > 0 && ` ${count(resolved, "finding")} no longer reported; marked resolved.`}</p>
 			${["dismissed", "resolved"].filter((name) => ignored[name]).map((name) => html`
-				<p class="muted">Not counted: <a href=${toFindings({ ...lists.results, status: name })}>${number(ignored[name])} ${name}</a></p>`)}
-			<${Part} title="New" total=${offendersTotal} tasks=${offenders} list=${lists.fresh} open />
-			<${Loaded} from=${missing} what="what was not reported">${(found) => html`
-				<${Part} title=${status === "completed" ? "Fixed, or not reported" : "Not reported yet"} ...${found} list=${lists.missing} />`}<//>
-			<p class="part"><strong>Still there</strong> <span class="count">${number(ignored.known)}</span> among
-				the <a href=${toFindings(lists.results)}>${count(summary.total, "result")}</a></p>
+				<p class="muted">Ignored by the gate: <a href=${toList({ runId: id, status: name })}>${number(ignored[name])} ${name}</a></p>`)}
+			<${Part} title="New" total=${offendersTotal} tasks=${offenders} list=${fresh} open />
+			<${Loaded} from=${missing} what="what is no longer reported">${(found) => html`
+				<${Part} title="No longer reported, unresolved" ...${found} list=${gone} />`}<//>
+			<p class="part">${number(ignored.known)} of <a href=${toList({ runId: id })}>${number(summary.total)}</a> already known</p>
 		<//>`;
 }
 
 const Part = ({ title, total, tasks, list, open }) => html`
 	<details class="part" open=${open && total > 0}>
 		<summary><h3>${title}</h3> <span class="count">${number(total)}</span></summary>
-		<${FindingRows} tasks=${tasks} />
-		<p>${total > 0 ? html`<a href=${toFindings(list)}>Open the list${total > tasks.length && ` of all ${number(total)}`}</a>` : "None."}</p>
+		<${FindingRows} tasks=${tasks} list=${{ sort: "severity", ...list }} />
+		<p>${total > 0 ? html`<a href=${toList(list)}>${total > tasks.length ? `View all ${number(total)}` : "Open as a list"}</a>` : "None."}</p>
 	</details>`;
 
-export const FindingRows = ({ tasks, whose }) => html`
-	<ul class="rows">
-		${tasks.map(({ id, title, severity, status, rule, location, assignee, createdAt }) => html`
-			<li>
-				<span class="severity"><${Severity} is=${severity} /></span>
-				<span class="what"><a href=${link("findings", id)}><${Text} of=${title} /></a>
-					<span class="muted"><${Text} of=${rule} missing="" /></span> <span class="muted"><${Text} of=${location} missing="" /></span></span>
-				${whose && html`<span class="muted"><${Text} of=${assignee} missing="Unassigned" /> · <${Time} at=${createdAt} /></span>`}
-				<${Status} is=${status} />
-			</li>`)}
-	</ul>`;
-
-const Results = ({ of: { total, bySeverity, byStatus }, list }) => html`
-	<${Section} title="Results">
-		<p><a href=${toFindings(list)}>${count(total, "finding")}</a> reported by this run, as they stand now.</p>
+const Results = ({ run: { id, status, summary: { total, bySeverity, byStatus } } }) => html`
+	<${Section} title=${status === "running" ? "Results so far" : "Results"}>
+		<p>${total ? html`<a href=${toList({ runId: id })}>${count(total, "finding")}</a> <span class="muted">Current status of this run's findings</span>` : "No findings"}</p>
 		${[["severity", SEVERITIES, bySeverity, Severity], ["status", STATUSES, byStatus, Status]].map(([filter, names, totals, Name]) => html`
 			<p class="buttons">${names.filter((name) => totals[name]).map((name) => html`
-				<a href=${toFindings({ ...list, [filter]: name })}><${Name} is=${name} /> ${number(totals[name])}</a>`)}</p>`)}
+				<a href=${toList({ runId: id, [filter]: name })}><${Name} is=${name} /> ${number(totals[name])}</a>`)}</p>`)}
 	<//>`;

@@ -1,11 +1,23 @@
-// The trend's numbers: `node --test tests/page`.
+// Tests of the numbers of the trend: `node --test tests/page`.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { layout, ticks } from "../../findings_adapters/page/chart.js";
+import { changeOf, drawn, layout, ticks } from "../../findings_adapters/page/chart.js";
 
 const day = (date, unfinished, created = 0, resolved = 0) => ({ date, unfinished, created, reopened: 0, resolved, dismissed: 0 });
+
+test("the chart begins at the first day with data", () => {
+	const days = [day("2026-01-01", 0), day("2026-01-02", 0), day("2026-01-03", 0, 2, 2), day("2026-01-04", 0)];
+	assert.deepEqual(drawn(days).map(({ date }) => date), ["2026-01-03", "2026-01-04"]);
+	assert.deepEqual(drawn(days.slice(0, 2)), [days[1]]);
+	assert.equal(drawn([day("2026-01-01", 3), day("2026-01-02", 3), day("2026-01-03", 0)]).length, 2);
+});
+
+test("changes name their direction in words", () => {
+	const texts = [[972, 0], [1, 1], [0, 1200]].map(([now, before]) => changeOf(now, before, "2026-10-28").text);
+	assert.deepEqual(texts, ["up 972 since 28 Oct", "no change since 28 Oct", "down 1,200 since 28 Oct"]);
+});
 
 test("ticks are round, whole, few, and reach the most", () => {
 	assert.deepEqual(ticks(0, 4), [0, 1]);
@@ -20,11 +32,11 @@ test("ticks are round, whole, few, and reach the most", () => {
 	}
 });
 
-test("dates are told as far apart as there is room, up to today", () => {
+test("dates are as far apart as their texts need, up to today", () => {
 	const days = Array.from({ length: 30 }, (_, index) => day(`2026-04-${String(index + 1).padStart(2, "0")}`, 1));
-	const told = (width) => layout(days, width).dates.map(({ text }) => text);
-	assert.deepEqual(told(390), ["2 Apr", "9 Apr", "16 Apr", "23 Apr", "30 Apr"]);
-	assert.equal(told(4000).length, 30);
+	const shown = (width) => layout(days, width).dates.map(({ text }) => text);
+	assert.deepEqual(shown(390), ["2 Apr", "9 Apr", "16 Apr", "23 Apr", "30 Apr"]);
+	assert.equal(shown(4000).length, 30);
 	const [first, second] = layout(days, 390).dates;
 	assert.ok(second.x - first.x >= 64);
 });
