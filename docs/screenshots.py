@@ -20,8 +20,8 @@ FINDING = "The search field has no label"
 
 
 def show_list(page: Page, url: str) -> None:
-    """Open the list of unresolved findings, the most severe first, with one row selected by the keyboard."""
-    page.goto(f"{url}#/findings?status=open,in_progress&sort=severity")
+    """Open the list of unresolved findings of the main branch, with one row selected by the keyboard."""
+    page.goto(f"{url}#/findings")
     page.locator(".findings").wait_for()
     page.keyboard.press("j")
 
@@ -44,7 +44,7 @@ def take_screenshots(address: str) -> None:
         for name, theme, show in (("findings", "light", show_list), ("finding", "dark", show_finding)):
             page = browser.new_page(viewport={"width": 1200, "height": 720}, color_scheme=theme)  # type: ignore[arg-type]
             page.goto(address)
-            page.get_by_role("button", name="Sign out").wait_for()
+            page.get_by_role("button", name="Account").wait_for()
             show(page, url)
             page.wait_for_timeout(500)  # milliseconds, for pictures to be decoded
             page.screenshot(path=HERE / f"{name}.png")
