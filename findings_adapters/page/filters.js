@@ -90,7 +90,7 @@ function Search({ value, onSearch }) {
 		return () => clearTimeout(timer);
 	}, [text, value]);
 	useKeys({ "/": () => input.current.select() });
-	useEffect(() => {
+	useLayoutEffect(() => { // before the next key is handled
 		if (memory.searching) input.current.select();
 		memory.searching = false;
 	}, []);

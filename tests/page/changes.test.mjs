@@ -182,6 +182,18 @@ test("cancel stops after the batch in flight, and undo reverts the sent batches"
 	assert.deepEqual(statuses(service), ["open"]);
 });
 
+test("a failed retry leaves no button that cancels it", async () => {
+	const service = makeService(1400);
+	const changes = createChanges(service);
+	service.loses = 2;
+	await changes.carryOut(dismissal(service.shown()));
+	await changes.sendUnsent();
+	assert.equal(changes.unsent.get().length, 1);
+	assert.deepEqual([changes.toast.get().text, !changes.toast.get().cancel], ["", true]);
+	await changes.sendUnsent();
+	assert.deepEqual(said(changes), ["Dismissed 1,400 findings.", true]);
+});
+
 test("a decision that changes nothing is not sent, and leaves nothing to undo", async () => {
 	const service = makeService(2);
 	const changes = createChanges(service);

@@ -63,6 +63,16 @@ def test_every_filter_narrows_the_list(user: PageUser, findings: Findings) -> No
         user.expect_text(re.compile(rf"^{total} finding"), ".total")
 
 
+def test_date_is_a_filter_once_it_is_typed_completely(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(1))
+    user.page.get_by_text("More filters").click()
+    user.page.get_by_label("Created since").focus()
+    user.type("01022026")
+    assert "createdSince" not in user.fragment
+    user.press("Enter")
+    user.page.wait_for_url("**createdSince=2026-01-02*")
+
+
 def test_search_drops_stale_responses_and_adds_one_history_entry(user: PageUser, findings: Findings) -> None:
     user.open("#/runs")
     user.open_list(findings, *numbered(12))

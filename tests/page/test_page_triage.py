@@ -200,11 +200,22 @@ def test_shift_click_selects_a_range(user: PageUser, findings: Findings) -> None
     all_of_them = user.page.get_by_label("Select all on this page")
     expect(all_of_them).to_have_js_property("indeterminate", True)
     boxes.nth(4).click()
+    with user.page.expect_response("**/tasks?*"):
+        user.press("r")
     boxes.nth(3).click(modifiers=["Shift"])
     user.expect_text("3 findings selected", ".actions")
     all_of_them.check()
     user.expect_text("9 findings selected", ".actions")
     expect(all_of_them).to_have_js_property("indeterminate", False)
+
+
+def test_shift_j_and_k_extend_a_range_and_shrink_it_towards_its_start(user: PageUser, findings: Findings) -> None:
+    user.open_list(findings, *numbered(6))
+    user.page.locator("tbody input[type=checkbox]").nth(3).click()
+    user.page.locator(f"#row-{findings.ids[5]}").focus()
+    for keys, total in (("JJ", 4), ("J", 4), ("J", 5), ("K", 4), ("KK", 2)):
+        user.press(*keys)
+        user.expect_text(f"{total} finding", ".actions")
 
 
 def test_all_matching_findings_are_dismissed_in_batches_and_undone(user: PageUser, findings: Findings) -> None:
