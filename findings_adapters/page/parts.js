@@ -160,7 +160,7 @@ export const Input = ({ label, children, ...more }) => html`
 export function Field({ label, value, onChange, options = [], ...more }) {
 	const id = `known-${label}`;
 	const [draft, setDraft] = useState(null);
-	useEffect(() => setDraft(null), [value]);
+	useLayoutEffect(() => setDraft(null), [value]); // at once: later it would take what is typed
 	const commit = (event) => onChange(event.target.value.trim());
 	const leave = (event) => event.key === "Enter" && event.target.blur();
 	const events = more.type === "date" ? { onBlur: commit, onKeyDown: leave } : { onChange: commit }; // each digit of a date is a change
