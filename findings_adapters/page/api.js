@@ -75,4 +75,4 @@ export function createApi(session) {
 }
 
 /** Return the cursor in a list's `next` link, whose other parts may be wrong behind a proxy. */
-export const placeBehind = (list) => (list.next ? new URL(list.next, API).searchParams.get("after") : null);
+export const nextCursor = (list) => (list.next ? new URL(list.next, API).searchParams.get("after") : null);

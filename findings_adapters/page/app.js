@@ -37,7 +37,7 @@ const page = {
 	keys: createKeys(),
 	changes: createChanges(api),
 	dialog: createStore(readDraft()), // the open dialog: {kind, …}
-	memory: { lists: {}, places: new Map() }, // left for the next view
+	memory: { lists: {}, cursors: new Map() }, // left for the next view
 };
 
 const Unknown = () => html`

@@ -21,7 +21,7 @@ export function createChanges(api) {
 	const unsent = createStore([]);
 	const sending = createStore(false);
 	const pending = createStore(new Set());
-	const queue = new Set(); // changes without an answer
+	const queue = new Set(); // changes without a response
 	const undoable = []; // the changes that undo a decision, one list per decision
 	const later = new Map(); // saved findings, by the ETag that a view shows until it reloads
 	let last = Promise.resolve();

@@ -11,12 +11,12 @@ const LEFT = 56; // space for numbers up to a million
 const DATE = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
 
 const dateOf = (date) => DATE.format(new Date(date));
-const came = (day) => day.created + day.reopened;
-const went = (day) => day.resolved + day.dismissed;
+const opened = (day) => day.created + day.reopened;
+const closed = (day) => day.resolved + day.dismissed;
 
 /** Return the days to draw, from the first with data. The first of `days` is only what the others are compared with. */
 export function drawn(days) {
-	const first = days.findIndex((day, index) => index && day.unfinished + came(day) + went(day));
+	const first = days.findIndex((day, index) => index && day.unfinished + opened(day) + closed(day));
 	return days.slice(Math.max(first, 1));
 }
 
@@ -36,7 +36,7 @@ export function ticks(most, steps) {
 
 export function layout(days, width) {
 	const levels = ticks(Math.max(...days.map((day) => day.unfinished)), 4);
-	const moves = ticks(Math.max(...days.map(came), ...days.map(went)), 2);
+	const moves = ticks(Math.max(...days.map(opened), ...days.map(closed)), 2);
 	const band = (width - LEFT - 22) / days.length; // half of the last date needs space at the right
 	const every = Math.ceil(64 / band); // days between two dates; the last one is today
 	const thick = Math.min(band * 0.7, 40);
@@ -53,7 +53,7 @@ export function layout(days, width) {
 		],
 		dates: days.map(({ date }, index) => ({ text: dateOf(date), x: x(index) })).filter((_, index) => (days.length - 1 - index) % every === 0),
 		points: days.map((day, index) => [x(index), y(day.unfinished)]),
-		bars: days.map((day, index) => ({ x: x(index) - thick / 2, up: tall(came(day)), down: tall(went(day)) })),
+		bars: days.map((day, index) => ({ x: x(index) - thick / 2, up: tall(opened(day)), down: tall(closed(day)) })),
 	};
 }
 
@@ -74,8 +74,8 @@ export function Trend({ days: asked }) {
 		<figure>
 			<figcaption>
 				<strong>${summary}</strong>
-				<span class="came">New: ${sum("created")}, ${sum("reopened")}</span>
-				<span class="went">Closed: ${sum("resolved")}, ${sum("dismissed")}</span>
+				<span class="opened">New: ${sum("created")}, ${sum("reopened")}</span>
+				<span class="closed">Closed: ${sum("resolved")}, ${sum("dismissed")}</span>
 			</figcaption>
 			<div class="chart" ref=${box}>${width > 0 && html`<${Drawing} ...${layout(days, width)} width=${width} label=${summary} />`}</div>
 			<details><summary>Show as a table</summary>
@@ -95,7 +95,7 @@ const Drawing = ({ width, label, thick, grid, dates, points, bars }) => html`
 			<path class="ground" d="M${LEFT} ${y}H${width}" /><text class="tick" x=${LEFT - 6} y=${y + 4}>${number(value)}</text>`)}
 		<polyline class="line" points=${points.join(" ")} />
 		<circle class="point" cx=${points.at(-1)[0]} cy=${points.at(-1)[1]} r="4" />
-		<path class="came" d=${bars.map(({ x, up }) => `M${x} ${MIDDLE}v${-up}h${thick}v${up}`).join("")} />
-		<path class="went" d=${bars.map(({ x, down }) => `M${x} ${MIDDLE}v${down}h${thick}v${-down}`).join("")} />
+		<path class="opened" d=${bars.map(({ x, up }) => `M${x} ${MIDDLE}v${-up}h${thick}v${up}`).join("")} />
+		<path class="closed" d=${bars.map(({ x, down }) => `M${x} ${MIDDLE}v${down}h${thick}v${-down}`).join("")} />
 		${dates.map(({ text, x }) => html`<text class="date" x=${x} y="294">${text}</text>`)}
 	</svg>`;

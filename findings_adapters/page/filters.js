@@ -51,7 +51,7 @@ export function queryOf(query) {
 }
 
 /** Return a finding's target without its scheme, and its branch. */
-export function placeOf({ targetUrl, branch }) {
+export function targetName({ targetUrl, branch }) {
 	const target = targetUrl?.replace(/^https?:\/\//, "").replace(/\/$/, "");
 	return branch ? `${target ?? ""} (${branch})` : target;
 }

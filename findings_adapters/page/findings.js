@@ -34,7 +34,7 @@ export function Findings({ query }) {
 	return html`<${by ? Groups : List} query=${query} filters=${filters} by=${by} />`;
 }
 
-const Frame = ({ list, title, extra, kind, table, rest, text, actions }) => html`
+const ListFrame = ({ list, title, extra, kind, table, rest, text, actions }) => html`
 	<${Heading} title="Findings" total=${list.data && title}>${extra}<//>
 	<${Filters} ...${list} />
 	<${Loaded} from=${list} what=${kind}>
@@ -87,7 +87,7 @@ function List({ query, filters }) {
 		<button class=${kind} onClick=${chooseMatching}>Select ${rest ? "the first" : "all"} ${number(most)} that match <kbd aria-hidden="true">X</kbd></button>`;
 	const buttons = useTriage(() => pending.current ?? taken, taken, list.advance, all("quiet"));
 	return html`
-		<${Frame} list=${list} title=${titleOf(total, filters)} kind="findings" extra=${html`<${News} kind="tasks" ...${list} /><${Exports} filters=${filters} />`}
+		<${ListFrame} list=${list} title=${titleOf(total, filters)} kind="findings" extra=${html`<${News} kind="tasks" ...${list} /><${Exports} filters=${filters} />`}
 			table=${{ name: "Findings", columns: columnsOf(query, items) }} rest=${html`<${Pager} ...${list} />`}
 			text=${chosen.size >= most && rest ? rest : count(chosen.size, "finding")} actions=${[all("roomy"), buttons]} />`;
 }
@@ -157,7 +157,7 @@ function Groups({ query, filters, by }) {
 	const others = data?.others;
 	const all = by === "tag" ? "" : `${titleOf(sum(items) + others, filters)} in `; // a finding with two tags would count twice
 	return html`
-		<${Frame} list=${list} title=${all + count(items.length, others > 0 ? "largest group" : "group")} kind="groups"
+		<${ListFrame} list=${list} title=${all + count(items.length, others > 0 ? "largest group" : "group")} kind="groups"
 			table=${{ name: `Findings by ${GROUPINGS[by]}`, columns: groupColumns(by, query, page.router, items) }}
 			rest=${others > 0 && html`<p class="muted">${count(others, "finding")} in smaller groups.</p>`}
 			text="${count(chosen.size, "group")}, ${count(size, "finding")}" actions=${buttons} />`;

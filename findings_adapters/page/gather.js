@@ -1,6 +1,6 @@
 // Reading all findings that match filters.
 
-import { placeBehind } from "./api.js";
+import { nextCursor } from "./api.js";
 import { number } from "./words.js";
 
 export const MOST_GATHERED = 10_000;
@@ -20,7 +20,7 @@ export async function gather(page, filters) {
 	do {
 		const list = await api.get("tasks", { ...filters, limit: 200, after }, control.signal);
 		tasks.push(...list.tasks);
-		after = tasks.length < MOST_GATHERED && placeBehind(list);
+		after = tasks.length < MOST_GATHERED && nextCursor(list);
 		const text = after && `Reading ${number(tasks.length)} of ${number(Math.min(list.total, MOST_GATHERED))} findings…`;
 		changes.say(text || "", { cancel: after && (() => cancelReading(page)) });
 	} while (after);

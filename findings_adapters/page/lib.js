@@ -4,7 +4,7 @@ import { createContext, useContext, useEffect, useLayoutEffect, useReducer, useR
 
 export * from "./vendor/preact.mjs";
 
-/** Objects that all views share: {api, session, router, keys, theme, changes, dialog, memory}. */
+/** Objects that all views share: {api, session, router, keys, changes, dialog, memory}. */
 export const PageContext = createContext(null);
 export const usePage = () => useContext(PageContext);
 

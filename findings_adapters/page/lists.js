@@ -1,6 +1,6 @@
 // Shared by lists: pages, the current row, the selection, and tables.
 
-import { placeBehind } from "./api.js";
+import { nextCursor } from "./api.js";
 import { useKeys } from "./keys.js";
 import { createStore, html, useEffect, useEvent, useLayoutEffect, useLoad, usePage, useRef, useState, useStore } from "./lib.js";
 import { link } from "./route.js";
@@ -11,12 +11,12 @@ export const LIMIT = 50;
 const PAUSE = 30_000; // milliseconds between two checks for changes
 
 /** Load a page of a list, by its number or, faster, by the cursor that the page before it returned. */
-export async function loadPage({ api, memory: { places } }, kind, filters, page, signal) {
+export async function loadPage({ api, memory: { cursors } }, kind, filters, page, signal) {
 	const name = (number) => JSON.stringify([kind, filters, number]);
-	const after = places.get(name(page));
+	const after = cursors.get(name(page));
 	const query = { ...filters, limit: LIMIT, ...(after ? { after } : { page }) };
 	const { data, etag } = await api.request("GET", kind, { query, signal });
-	places.set(name(page + 1), placeBehind(data));
+	cursors.set(name(page + 1), nextCursor(data));
 	return { ...data, items: data[kind], number: page, query, filters, etag };
 }
 

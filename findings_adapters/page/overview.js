@@ -1,7 +1,7 @@
 // The overview: whether findings become more or fewer, where they are, and the latest runs.
 
 import { changeOf, Trend } from "./chart.js";
-import { controlOf, placeOf, Where } from "./filters.js";
+import { controlOf, targetName, Where } from "./filters.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
 import { News } from "./lists.js";
@@ -68,7 +68,7 @@ function Figures({ days, totals, list, counted }) {
 	const [now, resolved, dismissed] = [days.at(-1).unfinished, sum("resolved"), sum("dismissed")];
 	const { sign, text } = changeOf(now, days.at(-WEEK - 1).unfinished, days.at(-WEEK).date);
 	return [
-		["Unresolved", now, list, html`<span class=${sign === "▲" ? "came" : "went"} aria-hidden="true">${sign}</span> ${text}`],
+		["Unresolved", now, list, html`<span class=${sign === "▲" ? "opened" : "closed"} aria-hidden="true">${sign}</span> ${text}`],
 		["New in 7 days", totals[0], counted[0]],
 		["Closed in 7 days", resolved + dismissed, null, `${number(resolved)} resolved, ${number(dismissed)} dismissed`],
 		["Unassigned", totals[1], counted[1]],
@@ -112,7 +112,7 @@ const Bars = ({ by, list, ...card }) => html`
 					<tr>
 						<th scope="row">${isSeverity
 							? html`<${Severity} is=${value} />`
-							: html`<${Text} of=${by === "targetUrl" ? placeOf({ targetUrl: value }) : value} missing="None" />`}</th>
+							: html`<${Text} of=${by === "targetUrl" ? targetName({ targetUrl: value }) : value} missing="None" />`}</th>
 						<td class="bar ${isSeverity ? `severity-${value}` : ""}"><svg aria-hidden="true"><rect width="${(100 * total) / most}%" height="100%" rx="3" /></svg></td>
 						<td class="number">${value ? html`<a href=${toFindings({ ...list, [by]: value })}>${number(total)}</a>` : number(total)}</td>
 					</tr>`)}

@@ -1,6 +1,6 @@
 // The lines that describe a finding in lists, in cards and in parts of other views.
 
-import { queryOf, placeOf } from "./filters.js";
+import { queryOf, targetName } from "./filters.js";
 import { html, usePage } from "./lib.js";
 import { Severity, Status, Text, Time } from "./parts.js";
 import { link } from "./route.js";
@@ -20,7 +20,7 @@ function Location({ of }) {
 /** Return which parts of the second line are the same in all rows. */
 export function alikeIn(tasks, query) {
 	const same = (of) => tasks.every((task) => of(task) === of(tasks[0]));
-	return { projectType: query.projectType || same((task) => task.projectType), target: same(placeOf) || (query.targetUrl && same(({ branch }) => branch)) };
+	return { projectType: query.projectType || same((task) => task.projectType), target: same(targetName) || (query.targetUrl && same(({ branch }) => branch)) };
 }
 
 export const Meta = ({ task, alike }) => html`
@@ -28,7 +28,7 @@ export const Meta = ({ task, alike }) => html`
 		<${Cut} of=${task.rule} />
 		${task.location && html`<${Location} of=${task.location} />`}
 		${!alike.projectType && html`<${Cut} of=${task.projectType} kind="type" />`}
-		${!alike.target && html`<${Cut} of=${placeOf(task)} kind="target" />`}
+		${!alike.target && html`<${Cut} of=${targetName(task)} kind="target" />`}
 	</p>`;
 
 export const Decision = ({ of: { status, reason } }) => html`

@@ -1,6 +1,6 @@
 // Runs: type, time, target, branch, commit, results and verdict of each.
 
-import { controlOf, placeOf, Where } from "./filters.js";
+import { controlOf, targetName, Where } from "./filters.js";
 import { html } from "./lib.js";
 import { News, Pager, Table, useList } from "./lists.js";
 import { Heading, Loaded, NoneListed, Select, Status, Text, Verdict } from "./parts.js";
@@ -31,7 +31,7 @@ const COLUMNS = [
 	["title", "Run", ({ id, projectType, createdAt }) => html`
 		<a id="row-${id}" href=${link("runs", id)}><${Text} of=${projectType} /></a> <time class="muted" datetime=${createdAt}>${minute(createdAt)}</time>`],
 	["outcome", "Status", (run) => html`<${RunState} run=${run} />`],
-	["target", "Target", ({ targetUrl }) => targetUrl && html`<${Text} of=${placeOf({ targetUrl })} />`],
+	["target", "Target", ({ targetUrl }) => targetUrl && html`<${Text} of=${targetName({ targetUrl })} />`],
 	["branch", "Branch", ({ branch }) => html`<${Text} of=${branch} missing="Main branch" />`],
 	["commit", "Commit", (run) => commitOf(run) && html`<code>${commitOf(run).name.slice(0, 7)}</code>`],
 	["number", "Results", ({ submitted: { created, updated, reopened, unchanged } }) => counted(created + updated + reopened + unchanged, "results")],

@@ -13,7 +13,7 @@ import { count, cut, number, object, REASONS, REASONS_FOR } from "./words.js";
 
 const DRAFTS = `findings:drafts:${API.pathname}`;
 const LAST_REASON = "findings:reason:"; // of each status
-const MOST_MET = 20; // conflicting findings that are shown
+const MOST_CONFLICTS = 20; // conflicting findings that are shown
 const FIRST_REASONS = { resolved: "fixed" };
 const ACTIONS = [ // key, button, status; the first two have room on a phone
 	["3", "Resolve", "resolved"],
@@ -77,7 +77,7 @@ export function useTriage(chosen, shown = [], advance = () => {}, extra) {
 	const button = (action, style) => html`
 		<button class=${style} title="${action[1]} (${action[0]})" onClick=${() => act(action)}>${action[1]}</button>`;
 	return html`
-		<div class="buttons deeds" role="group" aria-label="Triage" aria-busy=${String(shown.some(isPending))}>
+		<div class="buttons decide" role="group" aria-label="Triage" aria-busy=${String(shown.some(isPending))}>
 			${offered.map((action, index) => button(action, action[0] === "3" ? "primary" : index > 1 && "roomy"))}
 			<span class="more"><${Menu} id="more" name="More">${extra}${offered.slice(2).map((action) => button(action, "quiet"))}<//></span>
 		</div>`;
@@ -217,7 +217,7 @@ export function DeleteButton(asked) {
 const State = ({ of }) => html`<${Decision} of=${of} />${of.assignee && html`, <${Text} of=${of.assignee} />`}`;
 
 /** Show what others did to a finding since it was `shown`. */
-function Met({ shown, now }) {
+function ChangesOfOthers({ shown, now }) {
 	const { data } = useAnswer(pathOf("tasks", now.id, "/history"));
 	const since = data?.history.filter((entry) => entry.at > shown.updatedAt);
 	return html`
@@ -243,7 +243,7 @@ function ConflictDialog({ of: { change, others } }) {
 	return html`
 		<${Dialog} title="Someone else changed ${which}" onClose=${comment ? null : close} wide>
 			<ul class="items">
-				${others.slice(0, MOST_MET).map((now) => html`<${Met} shown=${tasks.find(({ id }) => id === now.id)} now=${now} />`)}
+				${others.slice(0, MOST_CONFLICTS).map((now) => html`<${ChangesOfOthers} shown=${tasks.find(({ id }) => id === now.id)} now=${now} />`)}
 			</ul>
 			${goesOn && html`<p>The findings before these are saved.</p>`}
 			<p hidden=${verb === "Undo"}>Your change: ${verb.toLowerCase()}${reason && ` as ${REASONS[reason].toLowerCase()}`}${assignee && ` to ${assignee}`}.</p>

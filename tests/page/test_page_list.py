@@ -233,6 +233,11 @@ def test_finding_opened_by_its_address_is_in_the_default_list(user: PageUser, fi
     user.press("Escape")
     user.expect_text("unresolved findings on the main branch", ".total")
     user.expect(f"#row-{findings.ids[0]}").to_be_focused()
+    findings.triage(2, status="resolved")
+    user.page.evaluate("location.reload()")
+    user.open(f"#/findings/{findings.ids[2]}")  # is not in that list
+    user.expect_text("Finding 2", "h1")
+    expect(user.page.locator(".trail").get_by_role("button", name="Next")).to_be_disabled()
 
 
 def test_empty_service_explains_how_to_send_and_bare_list_is_the_default(make_user: MakeUser, service: Server) -> None:
@@ -240,6 +245,19 @@ def test_empty_service_explains_how_to_send_and_bare_list_is_the_default(make_us
     user.open("#/findings")
     user.expect_text("No findings yet", ".notice h2")
     assert user.fragment == "#/findings?status=open,in_progress&mainLine=true&sort=severity"
+
+
+def test_group_beyond_the_limit_says_what_is_decided(user: PageUser, findings: Findings) -> None:
+    def enlarge(route: Any) -> None:
+        groups = route.fetch().json()["groups"]
+        route.fulfill(json={"by": "rule", "groups": [{**each, "total": 12_345} for each in groups], "others": 0})
+
+    findings.report(*numbered(2, rule="S101"))
+    user.route("**/api/v1/groups?*", enlarge)
+    user.open(f"#/findings?projectType={findings.type}&group=rule")
+    user.expect_text("12,345", "tbody")
+    user.press("j", "4")
+    user.expect_text("Dismiss the first 10,000 of 12,345 findings of rule S101?", "dialog h2")
 
 
 def test_saved_views_clear_and_counts(user: PageUser, findings: Findings) -> None:

@@ -89,7 +89,7 @@ def test_decision_without_effect_says_so_and_leaves_nothing_to_undo(user: PageUs
 
 def test_buttons_are_verbs_and_leave_out_the_present_status(user: PageUser, findings: Findings) -> None:
     user.open_finding(findings, task(title="One"))
-    buttons = user.page.locator(".deeds > button:visible")
+    buttons = user.page.locator(".decide > button:visible")
     expect(buttons).to_have_text(["Resolve", "Dismiss…", "Start", "Assign…", "Comment…"])
     user.click("Resolve")
     expect(buttons).to_have_text(["Dismiss…", "Reopen", "Start", "Assign…", "Comment…"])
@@ -319,6 +319,7 @@ def test_new_findings_are_announced_and_loaded_on_request_or_reconnect(user: Pag
     user.expect_titles("Finding 1", "Finding 0")
     user.press("r")
     user.expect_titles("Third", "Finding 1", "Finding 0")
+    expect(user.page.get_by_role("button", name="Open 2")).to_be_visible()
     user.expect_none(".news > *")
     user.page.context.set_offline(True)
     user.click("High")
