@@ -172,6 +172,7 @@ def test_cancelling_while_findings_are_sent_leaves_the_rest(user: PageUser, find
     user.page.unroute("**/api/v1/tasks")
     held[0].continue_()
     user.expect_text("Dismissed 1,000 of 1,400 findings. Cancelled.", ".toast")
+    user.expect_text("400 findings selected", ".actions")
     assert [findings.read(index)["status"] for index in (0, 999, 1000, 1399)] == ["dismissed"] * 2 + ["open"] * 2
     user.click("Undo")
     user.expect_text("1,400 open findings", ".total")
@@ -319,7 +320,7 @@ def test_new_findings_are_announced_and_loaded_on_request_or_reconnect(user: Pag
     user.expect_titles("Finding 1", "Finding 0")
     user.press("r")
     user.expect_titles("Third", "Finding 1", "Finding 0")
-    expect(user.page.get_by_role("button", name="Open 2")).to_be_visible()
+    expect(user.page.get_by_role("button", name="In progress 1")).to_be_visible()
     user.expect_none(".news > *")
     user.page.context.set_offline(True)
     user.click("High")
