@@ -234,7 +234,7 @@ def test_finding_opened_by_its_address_is_in_the_default_list(user: PageUser, fi
     user.expect_text("unresolved findings on the main branch", ".total")
     user.expect(f"#row-{findings.ids[0]}").to_be_focused()
     findings.triage(2, status="resolved")
-    user.page.evaluate("location.reload()")
+    user.page.reload()
     user.open(f"#/findings/{findings.ids[2]}")  # is not in that list
     user.expect_text("Finding 2", "h1")
     expect(user.page.locator(".trail").get_by_role("button", name="Next")).to_be_disabled()
