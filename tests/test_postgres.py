@@ -46,14 +46,21 @@ def open_at() -> Iterator[OpenAt]:
         assert isinstance(database, store.PostgresDatabase)
         opened.append(database)
         if fill:
-            with database.transaction() as connection:
-                core.insert_client(connection, "one")
-                core.insert_client(connection, "two")
+            wait_until(lambda: has_clients(database))
         return database
 
     yield open_url
     for database in opened:
         database.close()
+
+
+def has_clients(database: store.PostgresDatabase) -> bool:
+    """Insert the clients `one` and `two`. Return False if the server did not accept a connection in time."""
+    with suppress(core.Busy), database.transaction() as connection:
+        core.insert_client(connection, "one")
+        core.insert_client(connection, "two")
+        return True
+    return False
 
 
 @pytest.fixture
