@@ -548,6 +548,7 @@ CONTROLS = r"\x00-\x1f\x7f-\x9f"  # Unicode's category Cc
 BRANCH_NAME = rf"^[^{CONTROLS}]*\Z"
 LABEL = rf"^[^\S{CONTROLS}]*[^\s{CONTROLS}][^{CONTROLS}]*\Z"
 ASSIGNEE = r"^([^\x00]*[^\s\x00][^\x00]*)?\Z"
+WORD = r"^[A-Za-z0-9_-]{1,32}\Z"
 
 # The patterns of the models, with their error messages. None of the patterns backtracks.
 PATTERNS = {
@@ -560,6 +561,7 @@ PATTERNS = {
     BRANCH_NAME: "must not contain control characters",
     LABEL: "must not be blank or contain control characters",
     ASSIGNEE: 'must not be blank; send "" to remove the assignee',
+    WORD: "must be 1 to 32 letters, digits, '_' or '-'",
     ITEM_CURSOR: "is not a valid cursor; use the `next` link unchanged",
     ENTRY_CURSOR: "is not a valid cursor; use the `next` link unchanged",
     SEVERITY_CURSOR: "is not a valid cursor; use the `next` link unchanged",
@@ -569,9 +571,12 @@ PATTERNS = {
 Severity = Literal["critical", "high", "medium", "low", "info"]
 TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
 Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
+Outcome = Literal["fixed", "still_present", "inconclusive"]  # of a verification
 RunStatus = Literal["running", "completed", "failed"]
-Level = Literal["read", "agent", "full"]
+Level = Literal["read", "agent", "triage", "full"]
 FailOn = Literal[Severity, "none"]
+NewEvent = Literal["severity", "linked", "claimed", "released", "verified", "proposed", "withdrawn"]
+TaskEvent = Literal["created", "reported", "status", "assigned", "comment", NewEvent]
 SEVERITIES = get_args(Severity)
 UNFINISHED = ("open", "in_progress")
 UNCHECKED = "not-checked"  # the rule of a finding that says what a scanner did not check
@@ -693,16 +698,37 @@ class TaskBatch(RequestModel):
     tasks: list[TaskReport]
 
 
-class TaskUpdate(RequestModel):
+class Link(RequestModel, gc=False):
+    """A link of a task. `rel` is its kind: `pull_request`, `commit`, `issue` or another word."""
+
+    rel: Annotated[str, Meta(pattern=WORD)]
+    url: TargetUrl
+
+
+Links = Annotated[list[Link], Meta(max_length=20)]
+
+
+class Decision(RequestModel):
     """A triage decision, with at least one member.
 
     A `reason` requires a task that is, or becomes, resolved or dismissed. The `assignee` "" removes the assignee.
+    `severity` overrides the reporter's, until it is set to "reported". At the time `until`, a dismissed task opens
+    again; "" removes that time. `duplicateOf` is the id of another task, and requires the reason `duplicate`.
     """
 
     status: TaskStatus | None = None
     comment: Comment | None = None
     reason: Reason | None = None
     assignee: Annotated[str, Meta(max_length=200, pattern=ASSIGNEE)] | None = None
+    severity: Literal[Severity, "reported"] | None = None
+    until: Annotated[str, at_most(64)] | None = None
+    duplicate_of: NonEmpty | None = None
+
+
+class TaskUpdate(Decision):
+    """A triage decision on one task; `links` replaces all of its links. See `Decision` for the other members."""
+
+    links: Links | None = None
 
 
 class RunStart(RequestModel):
@@ -836,11 +862,45 @@ class RunWithSummary(Run):
     summary: Summary
 
 
+class Claim(Model, gc=False):
+    """The claim of an agent that works on a task, until a time unless it is extended."""
+
+    id: str
+    by: str
+    user: str | None
+    until: str
+
+
+class Verification(Model, gc=False):
+    """The latest verification of a task: of a success criterion, or of the whole finding if `criterion` is null."""
+
+    outcome: Outcome
+    at: str
+    by: str
+    user: str | None
+    criterion: str | None
+    commit: str | None
+
+
+class Proposal(Model, gc=False):
+    """A decision that was proposed and is neither accepted nor rejected yet."""
+
+    status: Literal["dismissed", "resolved"]
+    reason: Reason
+    comment: str
+    duplicate_of: str | None
+    until: str | None
+    by: str
+    user: str | None
+    at: str
+
+
 class TaskHead(Model, gc=False):
     """A stored finding, as lists show it: without the large fields.
 
-    `branch` is the branch that reported it first, or null once a main-line run has reported it. `etag` changes with
-    every change of the task, including changes of fields that lists leave out.
+    `branch` is the branch that reported it first, or null once a main-line run has reported it. `reportedSeverity` is
+    the reporter's severity if triage has overridden it. `etag` changes with every change of the task except an
+    extension of its claim, including changes of fields that lists leave out.
     """
 
     id: str
@@ -862,6 +922,13 @@ class TaskHead(Model, gc=False):
     rule: str | None
     location: str | None
     tags: list[str]
+    reported_severity: Severity | None
+    until: str | None
+    duplicate_of: str | None
+    links: list[Link]
+    verification: Verification | None
+    proposal: Proposal | None
+    claim: Claim | None
     etag: str
 
 
@@ -895,11 +962,14 @@ class Submission(Model):
 
 
 class HistoryEntry(Model):
-    """One event in a task's history; `by` is the API key's name, `user` the person whom its proxy named, if any."""
+    """One event in a task's history. `by` is the API key's name, null for the service itself; `user` is the person
+    whom the key's proxy named, if any. Only entries `severity` have `severity`, and only entries `verified` have
+    `outcome` and the fields after it.
+    """
 
     at: str
-    event: Literal["created", "reported", "status", "assigned", "comment"]
-    by: str
+    event: TaskEvent
+    by: str | None
     user: str | None
     run_id: str | None
     from_: TaskStatus | None = msgspec.field(name="from")
@@ -908,6 +978,11 @@ class HistoryEntry(Model):
     assignee: str | None
     comment: str | None
     changed: list[str]
+    severity: Severity | UnsetType = UNSET
+    outcome: Outcome | UnsetType = UNSET
+    criterion: str | UnsetType | None = UNSET
+    commit: str | UnsetType | None = UNSET
+    evidence: list[Evidence] | UnsetType = UNSET
 
 
 class History(Model):
@@ -1035,6 +1110,9 @@ class TaskFilters(RequestModel):
     missing_from: NonEmpty | None = None
     assignee: NonEmpty | None = None
     assigned: bool | None = None
+    claimed: bool | None = None
+    proposed: bool | None = None
+    verified: CommaList[Literal[Outcome, "none"]] | None = None
     created_since: Time | None = None
     created_before: Time | None = None
     q: Annotated[str, Meta(min_length=1, max_length=500, extra_json_schema=SEARCH_TEXT)] | None = None
@@ -1066,6 +1144,7 @@ class TaskQuery(TaskOrder):
         reporters, labels = len(self.run_id or ()) + len(self.branch or ()), len(self.rule or ()) + len(self.tag or ())
         unindexed: list[Any] = [self.q, self.missing_from, self.created_since, self.created_before]
         unindexed += [self.assignee, self.assigned, self.location, self.without, self.new_in]
+        unindexed += [self.claimed, self.proposed, self.verified]
         if reporters or labels:
             unindexed += [self.project_type, self.target_url]
         if reporters:
@@ -1084,7 +1163,8 @@ RUN_STATUSES = get_args(RunStatus)
 ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
 MISSING_EVIDENCE = "must have at least one of: label, url, content"
 REQUIRES_COMPLETED = "requires status 'completed'"
-MISSING_DECISION = "must have at least one of: status, comment, reason, assignee"
+DECISION = tuple(field.encode_name for field in msgspec.structs.fields(TaskUpdate))
+MISSING_DECISION = f"must have at least one of: {', '.join(DECISION[:-1])}; for one task also links"
 REQUIRES_FINISHED = "requires status 'resolved' or 'dismissed'"
 
 
@@ -1102,7 +1182,7 @@ NOT_COMPLETED = {"status": {"enum": ["failed", None]}}
 RESOLVED_UNCOMPLETED = {"properties": NOT_COMPLETED | {"resolveMissing": {"const": True}}}
 JUDGED_UNCOMPLETED = {"properties": NOT_COMPLETED | {"gate": {"type": "object"}}}
 REASON_ALONE = {"properties": {"status": {"const": None}, "statusReason": {"type": "string"}}}
-WITHOUT_DECISION = schema_without("status", "comment", "reason", "assignee")
+WITHOUT_DECISION = schema_without(*DECISION)
 UNFINISHED_FOR_A_REASON = {
     "properties": {"status": {"enum": list(UNFINISHED)}, "reason": {"type": "string"}},
     "required": ["status"],
@@ -1158,6 +1238,7 @@ API_MODULES = {
     "findings_features.deletion": r"DELETE /api/v1/(runs|tasks|project-types)/[^/]+",
     "findings_features.events": "GET /api/v1/events",
     "findings_features.exports": "",
+    "findings_features.fixing": r"[A-Z]+ /api/v1/(claims/[^/]+|tasks/(claim|[^/]+/(comments|verifications|proposal)))",
     FORMER_IDS: "",
     GATE: r"GET /api/v1/runs/[^/]+/gate",
     "findings_features.groups": "GET /api/v1/groups",
@@ -1166,6 +1247,7 @@ API_MODULES = {
     "findings_features.overview": "GET /api/v1/overview",
     "findings_features.planner": "",
     SEARCH: "",
+    "findings_features.similar": r"GET /api/v1/tasks/[^/]+/similar",
     "findings_features.triage": "PATCH /api/v1/tasks",
 }
 OBSERVER_MODULES = {"log": "findings_features.access_log", "metrics": "findings_adapters.metrics"}  # by setting
@@ -1262,7 +1344,7 @@ class Listeners(Struct):
 # An engine provides connections to readers and writers. Code below uses only `Connection` and `Database`, and SQL that
 # both SQLite and PostgreSQL accept. Other engines than SQLite are optional modules; they may open many connections.
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 LARGE_WAL = 64 * 1024 * 1024  # bytes; the maintenance checkpoints a larger WAL
 MOST_WAL = 4 * LARGE_WAL  # bytes; slow reads checkpoint a larger WAL before they start
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # raised by engines when an operation fails
@@ -2576,7 +2658,7 @@ cached_validators = lru_cache(maxsize=16)(make_validators)
 
 
 # Messages for rules of our own models, with the member concerned. jsonschema's messages do not say what is required.
-RULE_MESSAGES: tuple[tuple[Any, str, str], ...] = (
+RULE_MESSAGES: list[tuple[Any, str, str]] = [
     (WITHOUT_CONTENT, MISSING_EVIDENCE, ""),
     (WITHOUT_UPDATE, MISSING_CHANGE, ""),
     (RESOLVED_UNCOMPLETED, REQUIRES_COMPLETED, "/resolveMissing"),
@@ -2584,7 +2666,7 @@ RULE_MESSAGES: tuple[tuple[Any, str, str], ...] = (
     (REASON_ALONE, WITHOUT_STATUS, "/statusReason"),
     (WITHOUT_DECISION, MISSING_DECISION, ""),
     (UNFINISHED_FOR_A_REASON, REQUIRES_FINISHED, "/reason"),
-)
+]
 
 
 def shorten(error: ValidationError) -> str:
@@ -2718,12 +2800,15 @@ def same_json(one: str | None, other: str | None) -> bool:
 
 
 class Principal(Record, frozen=True):
-    """Sender of a request: its key, client and level, and the user if the key is for users."""
+    """Sender of a request: its key, client and level, and the user if the key is for users.
+
+    Without a name, the service itself makes a change. The history then has null as `by`.
+    """
 
     key_id: str
     client_id: str
-    name: str
-    level: str
+    name: str = ""
+    level: str = ""
     user: str | None = None
     for_users: bool = False
 
@@ -3408,33 +3493,64 @@ def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
     """Fail up to `RUNS_AT_ONCE` idle runs of a client. First change each last use in the future to now."""
-    raise_revision(connection, client_id)
     connection.execute(
         "UPDATE runs SET last_used_at = ? WHERE client_id = ? AND status = 'running' AND last_used_at > ?",
         (timestamp(), client_id, timestamp(ago=-CLOCKS_DIFFER)),
     )
-    service = Principal("", client_id, "", "")
     for run in select_idle_runs(connection, client_id, idle_seconds):
-        close_run(connection, service, run, "failed", "timeout")
+        close_run(connection, Principal("", client_id), run, "failed", "timeout")
 
 
-def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
-    """Fail the idle runs of all clients, and yield after each transaction, so that other threads can write.
+def is_due(connection: Connection, client_id: str, idle_seconds: float) -> bool:
+    """Return whether a client has an idle run, or a task whose dismissal or claim has ended."""
+    if idle_seconds and select_idle_runs(connection, client_id, idle_seconds):
+        return True
+    ended = "EXISTS (SELECT 1 FROM {} WHERE client_id = ? AND until <= ?)"
+    statement = f"SELECT {ended.format('tasks')} OR {ended.format('claims')}"
+    return bool(connection.execute(statement, (client_id, timestamp()) * 2).fetchone()[0])
+
+
+CLAIMS_AT_ONCE, TASKS_AT_ONCE = 25, 500  # ended claims and dismissals per transaction
+OF_CLAIMS = f"client_id = ? AND claim_id {LISTED} ORDER BY seq"
+
+
+def run_due(connection: Connection, client_id: str, idle_seconds: float) -> bool:
+    """Fail idle runs, and open tasks whose dismissal or claim has ended, up to a limit of each.
+
+    Return whether tasks were opened.
+    """
+    raise_revision(connection, client_id)
+    if idle_seconds:
+        fail_idle_runs(connection, client_id, idle_seconds)
+    service, now = Principal("", client_id), timestamp()
+    until = f"client_id = ? AND until <= ? ORDER BY until LIMIT {TASKS_AT_ONCE}"
+    dismissed = select_task_rows(connection, client_id, until, now)
+    ended = f"SELECT id FROM claims WHERE client_id = ? AND until <= ? LIMIT {CLAIMS_AT_ONCE}"
+    claims = to_json_text([claim for (claim,) in connection.execute(ended, (client_id, now))])
+    claimed = select_task_rows(connection, client_id, OF_CLAIMS, claims)
+    open_tasks(connection, service, dismissed, "status", now)
+    open_tasks(connection, service, claimed, "released")
+    connection.execute(f"DELETE FROM claims WHERE client_id = ? AND id {LISTED}", (client_id, claims))
+    return bool(dismissed or claimed)
+
+
+def due_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
+    """Do what is due for all clients (see `run_due`). Yield after each transaction, so that other threads can write.
 
     :param idle_seconds: seconds after which an unused run is idle; 0 disables the timeout.
     :param patience: seconds that a transaction waits for a lock; None for the configured timeout.
     """
-    if not (idle_seconds and database.trusts_clock()):
+    if not database.trusts_clock():
         return
     with database.reading() as connection:
         clients = select_clients(connection)
     for client_id in clients:
         while True:
             with database.reading() as connection:
-                if not select_idle_runs(connection, client_id, idle_seconds):
+                if not is_due(connection, client_id, idle_seconds):
                     break
             with database.transaction(client_id, patience) as connection:
-                fail_idle_runs(connection, client_id, idle_seconds)
+                run_due(connection, client_id, idle_seconds)
             yield
 
 
@@ -3563,11 +3679,15 @@ def evidence_labels(evidence: Iterable[Any]) -> str:
 
 
 SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
+CLAIM = """'{"id":"' || claims.id || '",' || claims.holder || ',"until":"' || claims.until || '"}'"""
 EMPTY = {"evidence": "[]", "remediation": "[]", "success_criteria": "[]", "extensions": "{}"}  # returned for NULL
 EXPRESSIONS = {
     "target_url": "NULLIF(tasks.target_url, '')",
     "branch": "NULLIF(tasks.branch, '')",
     "severity": SEVERITY_NAME,
+    "reported_severity": SEVERITY_NAME.replace("severity", "reported_severity"),
+    "claim": f"""CASE WHEN tasks.claim_id IS NOT NULL THEN (
+        SELECT {CLAIM} FROM claims WHERE claims.client_id = tasks.client_id AND claims.id = tasks.claim_id) END""",
 } | {name: f"COALESCE(task_details.{name}, '{empty}')" for name, empty in EMPTY.items()}
 # The fields that are stored. The ETag is not: it is a hash of a task's row.
 HEAD_FIELDS = tuple(name for name in TaskHead.__struct_fields__ if name != "etag")
@@ -3585,26 +3705,33 @@ HEAD_COLUMNS = f"""{columns_of("tasks", HEAD_FIELDS)},
     (SELECT COUNT(*) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq)"""
 DETAIL_COLUMNS = columns_of("task_details", DETAIL_FIELDS)
 DETAILS = "JOIN task_details ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq"
-NO_TAGS = Raw(b"[]")
+NO_ITEMS = Raw(b"[]")
 
 
 def row_etag(head: Sequence[Any]) -> str:
-    """Return the ETag of a task from a row of HEAD_COLUMNS."""
-    return f'"{hashlib.sha256(to_json(head)).hexdigest()[:32]}"'
+    """Return the ETag of a task from a row of HEAD_COLUMNS. It leaves out the claim, which is often extended."""
+    return f'"{hashlib.sha256(to_json((*head[:-2], head[-1]))).hexdigest()[:32]}"'
 
 
 def task_head(row: Sequence[Any]) -> TaskHead:
-    """Return a TaskHead from a row of HEAD_COLUMNS. Its tags stay unparsed JSON, which responses repeat."""
-    head: Any = TaskHead(*(*row[:-1], row_etag(row)))
-    head.tags = Raw(head.tags) if head.tags else NO_TAGS
-    return cast(TaskHead, head)
+    """Return a TaskHead from a row of HEAD_COLUMNS."""
+    return cast(TaskHead, with_raw_json(TaskHead(*(*row[:-1], row_etag(row)))))
+
+
+def with_raw_json(head: Any) -> Any:
+    """Return a TaskHead whose JSON texts are replaced by `Raw`: they stay unparsed, and responses repeat them."""
+    head.tags = Raw(head.tags) if head.tags else NO_ITEMS
+    head.links = Raw(head.links) if head.links else NO_ITEMS
+    head.verification = head.verification and Raw(head.verification)
+    head.proposal = head.proposal and Raw(head.proposal)
+    head.claim = head.claim and Raw(head.claim)
+    return head
 
 
 def task_model(row: Sequence[Any]) -> Task:
     """Return a Task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. JSON stays unparsed; responses repeat it."""
     *fields, _ = head = row[: len(HEAD_FIELDS) + 1]
-    task: Any = Task(*(*fields, row_etag(head), *row[len(head) :]))
-    task.tags = Raw(task.tags) if task.tags else NO_TAGS
+    task = with_raw_json(Task(*(*fields, row_etag(head), *row[len(head) :])))
     for name in EMPTY:
         setattr(task, name, Raw(getattr(task, name)))
     return cast(Task, task)
@@ -3647,6 +3774,9 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     missing_from: RunKey | None = None
     assignee: str | None = None
     assigned: bool | None = None
+    claimed: bool | None = None
+    proposed: bool | None = None
+    verified: frozenset[str] | None = None
     span: tuple[int, int] | None = None
     search: Search | None = None
 
@@ -3705,6 +3835,9 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
         assignee=query.assignee,
         assigned=query.assigned,
+        claimed=query.claimed,
+        proposed=query.proposed,
+        verified=frozenset_or_none(query.verified),
         span=select_span(connection, client_id, query.created_since, query.created_before),
         search=search,
     )
@@ -3795,8 +3928,12 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
         statuses = frozenset(UNFINISHED if wanted.statuses is None else wanted.statuses.intersection(UNFINISHED))
         wanted = replace(wanted, types=about, target_url=run.target_url, statuses=statuses)
     conditions = wanted.conditions("tasks")
-    if wanted.assigned is not None:
-        conditions["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
+    for field, column in (("assigned", "assignee"), ("claimed", "claim_id"), ("proposed", "proposal")):
+        if (present := getattr(wanted, field)) is not None:
+            conditions[field] = (f"tasks.{column} IS {'NOT ' if present else ''}NULL", ())
+    if wanted.verified is not None:  # the stored text begins with {"outcome":"
+        outcome = "COALESCE(substr(tasks.verification, 13, 5), 'none')"
+        conditions["verified"] = among(outcome, {name[:5] for name in wanted.verified})
     for field, reporters in wanted.reporters.items():
         conditions[field] = reported_by(client_id, reporters)
     if wanted.baseline is not None:
@@ -3836,12 +3973,13 @@ def select_history(
 ) -> Iterator[HistoryEntry]:
     """Yield up to `limit` + 1 entries of a task's history, oldest first, after skipping `offset` entries."""
     rows = connection.execute(
-        """SELECT at, event, key_name, user_name, run_id, from_status, to_status, reason, assignee, comment,
-               COALESCE(changed, '[]')
+        """SELECT at, event, NULLIF(key_name, ''), user_name, run_id, from_status, to_status, reason, assignee, comment,
+               COALESCE(changed, '[]'), COALESCE(details, '{}')
            FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq LIMIT ? OFFSET ?""",
         (client_id, task_seq, limit + 1, offset),
     )
-    return (HistoryEntry(*(*fields, Raw(changed))) for *fields, changed in rows)
+    for *fields, changed, details in rows:
+        yield HistoryEntry(*(*fields, Raw(changed)), **from_json(details))
 
 
 # --- Store: writing tasks --------------------------------------------------
@@ -3868,6 +4006,7 @@ HEAD_CONTENT = tuple(name for name in CONTENT if name in HEAD_FIELDS)
 DETAIL_CONTENT = tuple(name for name in CONTENT if name in DETAIL_FIELDS)
 head_content_of, detail_content_of = attrgetter(*HEAD_CONTENT), attrgetter(*DETAIL_CONTENT)
 CONTENT_COLUMNS = ", ".join(f"{'tasks' if name in HEAD_CONTENT else 'task_details'}.{name}" for name in CONTENT)
+CONTENT_COLUMNS = CONTENT_COLUMNS.replace("tasks.severity", "COALESCE(tasks.reported_severity, tasks.severity)")
 API_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Task)}
 SEARCHED = {"title", "evidence", "rule", "location", "tags", "externalId"}  # API names of the fields in the search text
 
@@ -3908,20 +4047,48 @@ class TaskRow(Record, frozen=True):
     rule: str | None
     tags: str | None
     is_decided: int = 0  # 1 after a triage decision changed its status or reason
+    reported_severity: int | None = None  # if triage has overridden it
+    until: str | None = None
+    duplicate_of: str | None = None
+    claim_id: str | None = None
+    proposal: str | None = None
+    links: str | None = None
+    verification: str | None = None
 
-    def after(self, update: TaskUpdate, *, is_decision: bool = False) -> TaskRow:
-        """Return the state after an update, or self if nothing changes. A new status drops the old reason.
+    def after(self, update: Decision, *, is_decision: bool = False) -> TaskRow:
+        """Return the state after an update, or self if nothing changes.
 
-        :param is_decision: True for triage, which sets `is_decided`; False for a report or the end of a run.
+        A new status drops the old reason and `until`, a new status or assignee ends the claim, and a resolved or
+        dismissed task has no proposal. :param is_decision: True for triage, which sets `is_decided`; False otherwise.
         """
         status = update.status or self.status
-        reason = update.reason or (self.reason if status == self.status else None)
+        stays = status == self.status
+        reason = update.reason or (self.reason if stays else None)
         assignee = self.assignee if update.assignee is None else update.assignee or None
-        if (status, reason, assignee) == (self.status, self.reason, self.assignee):
-            return self
+        until = self.until if update.until is None and stays else update.until or None
+        original = self.duplicate_of if stays and reason == self.reason else None
+        links = update.links if isinstance(update, TaskUpdate) else None
+        severity, reported = self.severity, self.reported_severity
+        if update.severity == "reported":
+            severity, reported = reported or severity, None
+        elif update.severity is not None:
+            severity, reported = RANKS[update.severity], reported or severity
         decides = is_decision and (status, reason) != (self.status, self.reason)
-        decided = int(decides or self.is_decided)
-        return replace(self, status=status, reason=reason, assignee=assignee, is_decided=decided)
+        new = replace(
+            self,
+            is_decided=int(decides or self.is_decided),
+            status=status,
+            reason=reason,
+            assignee=assignee,
+            severity=severity,
+            reported_severity=reported,
+            until=until,
+            duplicate_of=update.duplicate_of or original,
+            claim_id=self.claim_id if stays and assignee == self.assignee else None,
+            proposal=self.proposal if status in UNFINISHED else None,
+            links=self.links if links is None else joined_links(None, links),
+        )
+        return self if new == self else new
 
 
 class StoredFinding(Record, frozen=True):
@@ -3939,8 +4106,9 @@ class StoredFinding(Record, frozen=True):
         if before == after:
             return []
         # Missing extensions equal {}. Only extensions are stored exactly as sent, so equal ones may differ in form.
+        overridden = {"severity": "reportedSeverity"} if self.state.reported_severity else {}
         return [
-            API_NAMES[name]
+            overridden.get(name, API_NAMES[name])
             for name, one, other in zip((*CONTENT, "branch", "external_id"), before, after, strict=True)
             if one != other and not (name in EMPTY and same_json(one or "{}", other or "{}"))
         ]
@@ -3960,8 +4128,12 @@ class StoredFinding(Record, frozen=True):
         else:
             is_changed = is_undecided and reported == "dismissed"
         if is_changed:
-            state = state.after(TaskUpdate(status="dismissed" if reported == "dismissed" else "open"))
-        return replace(state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags)
+            state = state.after(Decision(status="dismissed" if reported == "dismissed" else "open"))
+        level = "reported_severity" if state.reported_severity else "severity"
+        reported_labels = branch, report.rule, report.tags, report.severity
+        if reported_labels == (state.branch, state.rule, state.tags, getattr(state, level)):
+            return state
+        return replace(state, branch=branch, rule=report.rule, tags=report.tags, **{level: report.severity})
 
     def repeated(self, report: NewTask, run_branch: str) -> RepeatedReport:
         """Return a report of this finding with the changes that it makes. :param run_branch: the run's branch.
@@ -3972,6 +4144,13 @@ class StoredFinding(Record, frozen=True):
             return RepeatedReport(self, report, [], self.state)
         branch = run_branch and self.state.branch
         return RepeatedReport(self, report, self.changed(report, branch), self.next_state(report, branch))
+
+
+def joined_links(stored: str | None, added: Iterable[Link]) -> str | None:
+    """Return the JSON text of links, stored and added ones, without repetitions; None if there are none."""
+    links = [*from_json(stored or "[]"), *map(msgspec.to_builtins, added)]
+    unique = {(link["rel"], link["url"]): link for link in links}
+    return to_json_text([*unique.values()]) if unique else None
 
 
 TASK_ROW_COLUMNS = ", ".join(f"tasks.{name}" for name in TaskRow.__struct_fields__)
@@ -4061,50 +4240,104 @@ def move_in_counters(connection: Connection, client_id: str, changes: Iterable[t
 def insert_history(
     connection: Connection, who: Principal, now: str, run: RunKey | None, entries: Iterable[Sequence[Any]]
 ) -> None:
-    """Insert task history of (task seq, event, from status, to status, reason, assignee, comment, changed fields)."""
+    """Insert task history of (task seq, event, from, to, reason, assignee, comment, changed fields, other details).
+
+    The last two are JSON texts or None: an array of API names, and an object with further members of the entry.
+    """
     common = (who.client_id, now, who.name, who.user, *((run.id, run.branch) if run else (None, MAIN_LINE)))
     connection.executemany(
         """INSERT INTO history (client_id, at, key_name, user_name, run_id, branch, task_seq, event, from_status,
-               to_status, reason, assignee, comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+               to_status, reason, assignee, comment, changed, details)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [(*common, *entry) for entry in entries],
     )
 
 
+MOVED = ("status", "reason", "assignee", "is_decided")  # columns that most decisions change
+ASIDE = ("severity", "reported_severity", "until", "duplicate_of", "claim_id", "proposal", "links", "verification")
+aside_of = attrgetter(*ASIDE)
+LABELS = tuple(name for name in HEAD_CONTENT if name != "severity")
+REPORTED = ("severity", "status", "reason", "branch")  # columns that reports change, also because of the state before
+labels_of, reported_of = attrgetter(*LABELS), attrgetter(*REPORTED)
+decision_of = attrgetter("status", "reason", "until", "duplicate_of")
+
+
 def triage_tasks(
-    connection: Connection, who: Principal, states: Sequence[TaskRow], update: TaskUpdate, run: RunKey | None = None
+    connection: Connection, who: Principal, states: Sequence[TaskRow], update: Decision, run: RunKey | None = None
 ) -> int:
     """Apply one update to tasks, and return how many of them got a history entry.
 
     An unchanged task gets one only for a comment. :param run: the run that resolves the tasks; None for triage.
     """
-    now = timestamp()
     decided = [(state, state.after(update, is_decision=run is None)) for state in states]
-    changes = [(old, new) for old, new in decided if new is not old]
-    connection.executemany(
-        """UPDATE tasks SET status = ?, reason = ?, assignee = ?, is_decided = ?, updated_at = ?
-           WHERE client_id = ? AND seq = ?""",
-        [(new.status, new.reason, new.assignee, new.is_decided, now, who.client_id, new.seq) for _, new in changes],
-    )
-    move_in_counters(connection, who.client_id, changes)
     entries = {old.seq: triage_entries(old, new, update.comment) for old, new in decided}
-    rows = [(seq, *entry, None) for seq, task_entries in entries.items() for entry in task_entries]
-    insert_history(connection, who, now, run, rows)
+    rows = [(seq, *entry) for seq, task_entries in entries.items() for entry in task_entries]
+    move_tasks(connection, who, [(old, new) for old, new in decided if new is not old], rows, timestamp(), run)
     return sum(map(bool, entries.values()))
 
 
-def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[tuple[str | None, ...]]:
-    """Return the history entries of a decision: event, from, to, reason, assignee, comment.
+def move_tasks(
+    connection: Connection,
+    who: Principal,
+    changes: Sequence[tuple[TaskRow, TaskRow]],
+    entries: Sequence[Sequence[Any]],
+    updated_at: str | None = None,
+    run: RunKey | None = None,
+) -> None:
+    """Store new states of tasks, with history entries as `insert_history` takes them.
+
+    :param updated_at: None if it stays, as for claims. :param run: the run that caused the changes, if one did.
+    """
+    update_states(connection, who.client_id, changes, updated_at)
+    move_in_counters(connection, who.client_id, changes)
+    insert_history(connection, who, updated_at or timestamp(), run, entries)
+
+
+def update_states(
+    connection: Connection, client_id: str, changes: Sequence[tuple[TaskRow, TaskRow]], updated_at: str | None
+) -> None:
+    """Update the columns `MOVED` of tasks, and `ASIDE` where these changed: setting them costs updates of indexes."""
+    aside = [aside_of(old) != aside_of(new) for old, new in changes]
+    for columns, is_aside in ((MOVED, False), ((*MOVED, *ASIDE), True)):
+        if is_aside in aside:
+            values_of = attrgetter(*columns)
+            connection.executemany(
+                f"""UPDATE tasks SET {assignments(columns)}, updated_at = COALESCE(?, updated_at)
+                   WHERE client_id = ? AND seq = ?""",
+                [
+                    (*values_of(new), updated_at, client_id, new.seq)
+                    for (_, new), each in zip(changes, aside, strict=True)
+                    if each is is_aside
+                ],
+            )
+
+
+def open_tasks(
+    connection: Connection, who: Principal, states: Sequence[TaskRow], event: TaskEvent, updated_at: str | None = None
+) -> None:
+    """Open tasks without a decision, with a history entry for each. :param updated_at: None if it stays."""
+    changes = [(state, state.after(Decision(status="open"))) for state in states]
+    entries = [(state.seq, event, state.status, "open", None, None, None, None, None) for state in states]
+    move_tasks(connection, who, changes, entries, updated_at)
+
+
+def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[Row]:
+    """Return the history entries of a decision, as `insert_history` takes them, without the task's seq.
 
     A comment is part of the entry for a new status or reason. Without these, it has an entry of its own.
     """
-    entries: list[tuple[str | None, ...]] = []
-    moved = (old.status, old.reason) != (new.status, new.reason)
-    if moved:
-        entries.append(("status", old.status, new.status, new.reason, None, comment))
+    entries: list[Row] = []
+    if moved := decision_of(old) != decision_of(new):
+        entries.append(("status", old.status, new.status, new.reason, None, comment, None, None))
     if old.assignee != new.assignee:
-        entries.append(("assigned", None, None, None, new.assignee, None))
+        entries.append(("assigned", None, None, None, new.assignee, None, None, None))
+    if (old.severity, old.reported_severity) != (new.severity, new.reported_severity):
+        severity = to_json_text({"severity": SEVERITIES[-new.severity]})
+        entries.append(("severity", None, None, None, None, None, None, severity))
+    if old.links != new.links:
+        entries.append(("linked", None, None, None, None, None, '["links"]', None))
     if comment is not None and not moved:
-        entries.append(("comment", None, None, None, None, comment))
+        entries.append(("comment", None, None, None, None, comment, None, None))
     return entries
 
 
@@ -4180,7 +4413,7 @@ def insert_tasks(connection: Connection, by: SubmissionContext, reports: Sequenc
         if report.external_id and report.former_ids
     }:
         REGISTRY.keep_former_ids(connection, by, kept)
-    entries = [(state.seq, "created", None, state.status, None, None, None, None) for state in states]
+    entries = [(state.seq, "created", None, state.status, None, None, None, None, None) for state in states]
     insert_history(connection, who, now, run, entries)
     connection.executemany(
         "INSERT INTO task_words (client_id, task_seq, words) VALUES (?, ?, ?)",
@@ -4211,7 +4444,7 @@ class RepeatedReport(Record, frozen=True):
         """The history entry for a report that changed something, as `insert_history` takes it."""
         before, after = self.finding.state.status, self.state.status
         moved = (before, after) if before != after else (None, None)
-        return (self.state.seq, "reported", *moved, None, None, None, json.dumps(self.changed))
+        return (self.state.seq, "reported", *moved, None, None, None, json.dumps(self.changed), None)
 
 
 def assignments(columns: Iterable[str]) -> str:
@@ -4223,14 +4456,12 @@ def update_tasks(connection: Connection, by: SubmissionContext, repeated: Sequen
     """Update stored findings from new reports, record that the run reported them, and return each result."""
     who, now = by.who, by.now
     rewritten = [item for item in repeated if item.result != "unchanged"]
+    changes = [(item.finding.state, item.state) for item in rewritten]
+    moved = [(old, new) for old, new in changes if old.status != new.status or new.reported_severity]
+    update_states(connection, who.client_id, moved, now)
     connection.executemany(
-        f"""UPDATE tasks SET {assignments(HEAD_CONTENT)}, status = ?, reason = ?, branch = ?, updated_at = ?
-           WHERE client_id = ? AND seq = ?""",
-        [
-            (*head_content_of(item.report), state.status, state.reason, state.branch, now, who.client_id, state.seq)
-            for item in rewritten
-            for state in (item.state,)
-        ],
+        f"""UPDATE tasks SET {assignments((*LABELS, *REPORTED))}, updated_at = ? WHERE client_id = ? AND seq = ?""",
+        [(*labels_of(item.report), *reported_of(item.state), now, who.client_id, item.state.seq) for item in rewritten],
     )
     if renamed := [item for item in rewritten if "externalId" in item.changed]:
         connection.executemany(
@@ -4964,19 +5195,59 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     return SlowBody(check)
 
 
-def decision_problems(update: TaskUpdate) -> list[Problem]:
-    """Return the problems of a triage decision with rules that its model cannot express."""
+def decision_problems(update: Decision) -> list[Problem]:
+    """Return the problems of a triage decision with rules that its model cannot express. Convert `until`."""
+    problems = []
     if update.reason and update.status in UNFINISHED:
-        return [Problem(REQUIRES_FINISHED, "/reason", value=update.reason)]
-    decides = (update.status, update.comment, update.reason, update.assignee) != (None, None, None, None)
-    return [] if decides else [Problem(MISSING_DECISION, "")]
+        problems.append(Problem(REQUIRES_FINISHED, "/reason", value=update.reason))
+    if update.until:
+        try:
+            update.until = parse_moment(update.until)
+            if update.until <= timestamp():
+                problems.append(Problem("must be in the future", "/until", value=update.until))
+        except ValueError as error:
+            problems.append(Problem(str(error), "/until", value=truncate(update.until)))
+    if all(getattr(update, name, None) is None for name in TaskUpdate.__struct_fields__):
+        problems.append(Problem(MISSING_DECISION, ""))
+    return problems
 
 
-def reason_problem(update: TaskUpdate, state: TaskRow, pointer: str) -> Problem | None:
-    """Return a problem if an update sets a reason without a status and the task is unfinished, otherwise None."""
-    if not update.reason or update.status or state.status not in UNFINISHED:
-        return None
-    return Problem(f"{REQUIRES_FINISHED}, but the task is {state.status}", pointer)
+def state_problems(update: Decision, state: TaskRow, pointer: str = "") -> Iterator[Problem]:
+    """Yield the problems of a decision with the present state of a task.
+
+    :param pointer: of the task; "" if the request is about a single task: then the problems are at members.
+    """
+    if not (update.reason or update.until or update.duplicate_of):
+        return
+    new = state.after(update)
+    note = f", but the task {'is' if new.status == state.status else 'would be'} {new.status}"
+    if update.reason and not update.status and new.status in UNFINISHED:
+        yield Problem(REQUIRES_FINISHED + note, pointer or "/reason")
+    if update.until and new.status != "dismissed":
+        yield Problem(f"requires status 'dismissed'{note}", pointer or "/until")
+    if update.duplicate_of and new.reason != "duplicate":
+        yield Problem("requires reason 'duplicate'", pointer or "/duplicateOf")
+
+
+def duplicate_problems(
+    connection: Connection, client_id: str, original: str | None, task_ids: Sequence[str]
+) -> Iterator[Problem]:
+    """Yield a problem if tasks cannot become duplicates of another task."""
+    if original is None:
+        return
+    detail = ""
+    others = f"client_id = ? AND duplicate_of {LISTED} LIMIT 1"
+    rows = select_task_rows(connection, client_id, "client_id = ? AND id = ?", original)
+    if original in task_ids:
+        detail = "must be another task"
+    elif not rows:
+        detail = f"there is no task {truncate(original)!r}"
+    elif rows[0].duplicate_of:
+        detail = f"is itself a duplicate, of {rows[0].duplicate_of!r}"
+    elif duplicates := select_task_rows(connection, client_id, others, to_json_text(task_ids)):
+        detail = f"is not allowed, because {duplicates[0].id!r} is a duplicate of {duplicates[0].duplicate_of!r}"
+    if detail:
+        yield Problem(detail, "/duplicateOf", value=truncate(original))
 
 
 # --- Request parsing: parameters and headers -------------------------------
@@ -5034,9 +5305,17 @@ def read_query(model: type[Checked], text: str) -> Checked:
 
 
 def read_moment(name: str, text: str) -> str:
+    """Parse a parameter with `parse_moment`. :raises InvalidParameter: if it is not valid."""
+    try:
+        return parse_moment(text)
+    except ValueError as error:
+        raise InvalidParameter(name, f"{error}; write the + of a time zone as %2B") from None
+
+
+def parse_moment(text: str) -> str:
     """Parse a date, or a date and time, rounded up to the next millisecond, into the stored format (UTC).
 
-    :raises InvalidParameter: if it is not ISO 8601, or has a fraction of an hour or minute.
+    :raises ValueError: if it is not ISO 8601, or has a fraction of an hour or minute.
     """
     try:
         if regex.search("T[0-9:]{2,5}[.,]", text.upper()):
@@ -5045,8 +5324,7 @@ def read_moment(name: str, text: str) -> str:
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
         moment += timedelta(microseconds=-moment.microsecond % 1000)
     except (ValueError, OverflowError):
-        examples = "such as 2026-11-21 or 2026-11-21T02:15:30Z; write the + of a time zone as %2B"
-        raise InvalidParameter(name, f"must be an ISO 8601 date or time, {examples}") from None
+        raise ValueError("must be an ISO 8601 date or time, such as 2026-11-21 or 2026-11-21T02:15:30Z") from None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -5191,12 +5469,12 @@ class Service:
             self._maintained_until = time.monotonic() + MAINTENANCE_INTERVAL
             self.database.run_maintenance()
 
-    def fail_idle_runs(self, connection: Connection, client_id: str) -> None:
-        """Fail the idle runs of a client, unless the last search was less than a second ago."""
-        timeout = self.settings.run_timeout
-        if timeout and time.monotonic() >= self._idle_until.get(client_id, 0.0) and self.database.trusts_clock():
-            self._idle_until[client_id] = time.monotonic() + IDLE_SEARCH
-            fail_idle_runs(connection, client_id, timeout)
+    def run_due(self, connection: Connection, client_id: str) -> bool:
+        """Do what is due for a client (see `run_due`), unless that was done less than a second ago."""
+        if time.monotonic() < self._idle_until.get(client_id, 0.0) or not self.database.trusts_clock():
+            return False
+        self._idle_until[client_id] = time.monotonic() + IDLE_SEARCH
+        return run_due(connection, client_id, self.settings.run_timeout)
 
     def authenticate(self, header: str) -> Principal:
         """Return the principal of an Authorization header. :raises Unauthorized: if its key is not valid.
@@ -5274,7 +5552,7 @@ class Operation(Struct, frozen=True, eq=False):
 
     `formats` are those of the body, `exports` those of the response other than JSON. `refusals` are errors besides the
     common ones. The response has an ETag for If-Match if `tagged` is true, and one for If-None-Match if `has_weak_etag`
-    is. The request may have an Idempotency-Key if `keyed` is true.
+    is. The request may have an Idempotency-Key if `keyed` is true. `unconditional` rejects If-Match, as DELETE does.
     """
 
     method: str
@@ -5290,6 +5568,7 @@ class Operation(Struct, frozen=True, eq=False):
     tagged: bool = False
     has_weak_etag: bool = False
     keyed: bool = False
+    unconditional: bool = False
 
 
 def operation(
@@ -5329,9 +5608,10 @@ class Router:
             self.add(each)
 
     def add(self, another: Operation) -> None:
-        """Add an operation under its path and method."""
+        """Add an operation under its path and method. A path without parameters is found before one that has any."""
         self.operations.append(another)
         self._methods.setdefault(tuple(another.path.split("/")), {})[another.method] = another
+        self._methods = dict(sorted(self._methods.items(), key=lambda each: "".join(each[0]).count("{")))
 
     def find(self, steps: Sequence[str]) -> tuple[str, dict[str, Operation], dict[str, str]] | None:
         """Return the template that matches a path, its operations by method, and the path's parameters; or None."""
@@ -5500,6 +5780,7 @@ class PendingWrite(Struct, eq=False, frozen=True):
 
     request: ApiRequest
     store: Callable[[Connection], Response | None]
+    changes: bool = True  # whether it changes what ETags cover
 
     def apply(self, connection: Connection) -> Response:
         """Write in an open transaction, and store the response if the request has an Idempotency-Key.
@@ -5509,7 +5790,8 @@ class PendingWrite(Struct, eq=False, frozen=True):
         request = self.request
         if request.request_key is not None and (earlier := request.earlier_response(connection, request.request_key)):
             return earlier
-        raise_revision(connection, request.client_id)
+        if self.changes:
+            raise_revision(connection, request.client_id)
         response = self.store(connection) or Response(204, {})
         if request.request_key is not None:
             body = response.body if response.kept is None else response.kept
@@ -5525,7 +5807,7 @@ class PendingWrite(Struct, eq=False, frozen=True):
 
 
 HandlerResult: TypeAlias = Response | ThreadJob | PendingWrite  # the result after all checks that need no lock
-ANONYMOUS = Principal("", "", "", "")
+ANONYMOUS = Principal("", "")
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # backoff: maximum seconds before each retry of a transaction that was rolled back
 
 UNROUTED = "-"  # the route of a request until its operation is known, and in the log if it has none
@@ -5644,7 +5926,8 @@ class ApiRequest:
         self.query = read_query(query, environ.get("QUERY_STRING", ""))
         if self.principal.user is not None and getattr(self.query, "assignee", None) == "me":
             self.query.assignee = self.principal.user
-        if operation.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
+        reads_tags = operation.method in ("PATCH", "DELETE") or operation.unconditional
+        if reads_tags and (tags := environ.get("HTTP_IF_MATCH")) is not None:
             if not operation.tagged:
                 raise InvalidParameter(
                     "If-Match", "is accepted only for an update of one task; for several, send `ifMatch` in the body"
@@ -5760,11 +6043,11 @@ class ApiRequest:
         tag = from_json(kept.body).get("etag") if self.operation.tagged else None
         return make_response(kept.status, kept.body.encode(), Location=kept.location, ETag=tag)
 
-    def read_slowly(self, read: Callable[[Connection], Response]) -> ThreadJob:
+    def read_slowly(self, read: Callable[[Connection], HandlerResult]) -> ThreadJob:
         """Return a job that runs `read` in the slow-read pool."""
         return SlowRead(partial(self._read_separately, read))
 
-    def _read_separately(self, read: Callable[[Connection], Response]) -> Response:
+    def _read_separately(self, read: Callable[[Connection], HandlerResult]) -> HandlerResult:
         with self.database.separate_reader() as connection:
             return read(connection)
 
@@ -5871,7 +6154,7 @@ class PageCache:
             page = self._pages.pop(key, None)
         if page is None:
             page = to_json(read())
-        if len(page) <= self.size:
+        if len(page) <= self.size and b'"claim":{' not in page:  # the end of a claim may change without the ETag
             with self._lock:
                 self._pages[key] = page  # at the end of the dict, so the first page is the least recently used
                 if len(self._pages) > self.pages:
@@ -5950,7 +6233,7 @@ def post_runs(request: ApiRequest) -> PendingWrite:
     metadata = read_metadata(body.metadata)
 
     def start(connection: Connection) -> Response:
-        request.service.fail_idle_runs(connection, request.client_id)
+        request.service.run_due(connection, request.client_id)
         target, branch = body.target_url or NO_TARGET, body.branch or MAIN_LINE
         run = insert_run(connection, request.principal, body.project_type, target, metadata, branch)
         request.run_id = run.id
@@ -6105,7 +6388,7 @@ def get_task(request: ApiRequest, task_id: str) -> Response:
 @operation(
     "PATCH",
     "/api/v1/tasks/{task_id}",
-    "full",
+    "triage",
     {200: Task},
     body=TaskUpdate,
     refusals=(ChangedMeanwhile,),
@@ -6113,7 +6396,7 @@ def get_task(request: ApiRequest, task_id: str) -> Response:
     keyed=True,
 )
 def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
-    """Triage a task: set its status, reason or assignee, or add a comment."""
+    """Triage a task: set its status, reason, assignee, severity or links, or add a comment."""
     find = partial(select_task_row, client_id=request.client_id, task_id=task_id)
     update: TaskUpdate = request.checked_body(find, decision_problems)
 
@@ -6123,8 +6406,9 @@ def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
             etag = select_task(connection, request.client_id, task_id).etag
             if not request.expected.contains_raw(etag):
                 raise ChangedMeanwhile("The task changed since the ETag in If-Match was returned; nothing was stored.")
-        if problem := reason_problem(update, state, "/reason"):
-            raise ValidationFailed([problem])
+        duplicate = duplicate_problems(connection, request.client_id, update.duplicate_of, [task_id])
+        if problems := [*state_problems(update, state), *duplicate]:
+            raise ValidationFailed(problems)
         triage_tasks(connection, request.principal, [state], update)
         response = task_response(task := select_task(connection, request.client_id, task_id))
         response.names = task.run_id, task.last_run_id
@@ -6253,7 +6537,7 @@ def open_once(service: Service) -> None:
             insert_client(connection, "default")  # fails now if the file cannot be written
         load_module(MIGRATIONS)
         REGISTRY.refresh(service.database)
-        for _ in idle_slices(service.database, service.settings.run_timeout):
+        for _ in due_slices(service.database, service.settings.run_timeout):
             pass
         service.database.run_maintenance()
     except ENGINE_ERRORS as error:
@@ -6354,8 +6638,10 @@ def create_blueprint(
         add_rule(each.path.replace("{", "<").replace("}", ">"), each.handler.__name__, each)
     # Unknown paths, and methods that a path does not have: these requests get a problem response.
     add_rule(f"{API}/<path:rest>", "unknown")
-    for path in sorted({each.path for each in service.router.operations if not each.path.startswith(API)}):
-        add_rule(path, f"unknown_{path.strip('/')}")
+    literal = {each.path for each in service.router.operations if "{" not in each.path}
+    for path in sorted(literal):  # those outside of the API, and those that a path with a task's id would match, too
+        if not path.startswith(API) or path.startswith(f"{API}/tasks/"):
+            add_rule(path, f"unknown_{path.rpartition('/')[2]}")
     if page and REGISTRY.page_files:
         add_rule("/", "page")
         add_rule(f"{PAGE_FOLDER}<path:rest>", "page_file")

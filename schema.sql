@@ -13,7 +13,7 @@
 -- it. A missing target URL is '', because it counts as a value of a finding's identity. The main line's branch is ''.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 12;
+PRAGMA user_version = 13;
 
 -- Clients own runs, tasks and project types. A client never sees the data of another.
 CREATE TABLE IF NOT EXISTS clients (
@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS api_keys (
     client_id     TEXT NOT NULL REFERENCES clients (id),
     id            TEXT NOT NULL,
     name          TEXT NOT NULL,
-    level         TEXT NOT NULL CHECK (level IN ('read', 'agent', 'full')),
+    level         TEXT NOT NULL CHECK (level IN ('read', 'agent', 'triage', 'full')),
     hash          TEXT NOT NULL,
     created_at    TEXT NOT NULL,
     expires_at    TEXT,
@@ -93,6 +93,8 @@ CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE s
 -- it is the first branch that did. `reason` explains a resolved or dismissed status. `tags` is a JSON array or NULL.
 -- `is_decided` is 1 once triage has changed the status or the reason. Twins are findings that differ only in location;
 -- their external ids differ only in a number. The first one's has no number; the others have that id in `twin_of`.
+-- `reported_severity` is the reporter's, if triage has overridden `severity`. At `until`, a dismissed task opens again.
+-- `duplicate_of` is a task's id. `links`, `verification` (the latest) and `proposal` are JSON, as the API returns them.
 CREATE TABLE IF NOT EXISTS tasks (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -120,7 +122,14 @@ CREATE TABLE IF NOT EXISTS tasks (
     twin_of       TEXT,
     rule          TEXT,
     location      TEXT,
-    tags          TEXT
+    tags          TEXT,
+    reported_severity  INTEGER CHECK (reported_severity BETWEEN 1 AND 5),
+    until         TEXT CHECK (until IS NULL OR status = 'dismissed'),
+    duplicate_of  TEXT CHECK (duplicate_of IS NULL OR COALESCE(reason, '') = 'duplicate'),
+    links         TEXT,
+    verification  TEXT,
+    proposal      TEXT CHECK (proposal IS NULL OR status IN ('open', 'in_progress')),
+    claim_id      TEXT CHECK (claim_id IS NULL OR status = 'in_progress')
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_id ON tasks (client_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
@@ -141,6 +150,24 @@ CREATE INDEX IF NOT EXISTS branch_tasks_by_rule ON tasks (client_id, rule, statu
     WHERE branch <> '' AND rule IS NOT NULL;
 CREATE INDEX IF NOT EXISTS twins ON tasks (client_id, twin_of, project_type, target_url) WHERE twin_of IS NOT NULL;
 CREATE INDEX IF NOT EXISTS tasks_by_location ON tasks (client_id, substr(location, 1, 200)) WHERE location IS NOT NULL;
+
+CREATE INDEX IF NOT EXISTS tasks_by_end_of_dismissal ON tasks (client_id, until) WHERE until IS NOT NULL;
+CREATE INDEX IF NOT EXISTS tasks_by_original ON tasks (client_id, duplicate_of) WHERE duplicate_of IS NOT NULL;
+CREATE INDEX IF NOT EXISTS tasks_by_claim ON tasks (client_id, claim_id) WHERE claim_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS verified_tasks ON tasks (client_id) WHERE verification IS NOT NULL;
+CREATE INDEX IF NOT EXISTS proposed_tasks ON tasks (client_id) WHERE proposal IS NOT NULL;
+
+-- Claims of agents on tasks, until a time. `sender` is the key, or the key and its user, that may use the claim;
+-- `holder` is the part of its JSON form that names them: "by":…,"user":… A row without tasks is deleted at that time, or
+-- with the sender's next claim.
+CREATE TABLE IF NOT EXISTS claims (
+    client_id  TEXT NOT NULL REFERENCES clients (id),
+    id         TEXT NOT NULL,
+    sender     TEXT NOT NULL,
+    holder     TEXT NOT NULL,
+    until      TEXT NOT NULL,
+    PRIMARY KEY (client_id, id)
+) STRICT, WITHOUT ROWID;
 
 -- Former external ids of findings, for example from before a file was renamed. Only the latest few per task are kept.
 CREATE TABLE IF NOT EXISTS former_ids (
@@ -227,7 +254,7 @@ CREATE TABLE IF NOT EXISTS branch_sightings (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS branch_sightings_by_task ON branch_sightings (client_id, task_seq, branch_seq);
 
--- History of tasks and runs. `key_name` names the key that made the change, '' for a timeout. `changed` is a JSON array
+-- History of tasks and runs. `key_name` names the key that made the change, '' for the service. `changed` is a JSON array
 -- of field names. `reason` is a status entry's new reason, `assignee` an assigned entry's new assignee. `branch` is the
 -- run's. No seq is reused. A client's seqs rise in the order of its commits, because its writers wait for each other.
 CREATE TABLE IF NOT EXISTS history (
@@ -237,8 +264,8 @@ CREATE TABLE IF NOT EXISTS history (
     run_seq      INTEGER,
     at           TEXT NOT NULL,
     event        TEXT NOT NULL CHECK (
-        event IN ('created', 'reported', 'status', 'assigned', 'comment') AND task_seq IS NOT NULL AND run_seq IS NULL
-        OR event IN ('started', 'finished') AND task_seq IS NULL AND run_seq IS NOT NULL
+        CASE WHEN event IN ('started', 'finished') THEN task_seq IS NULL AND run_seq IS NOT NULL
+        ELSE task_seq IS NOT NULL AND run_seq IS NULL END
     ),
     key_name     TEXT NOT NULL,
     user_name    TEXT,
@@ -250,6 +277,7 @@ CREATE TABLE IF NOT EXISTS history (
     changed      TEXT,
     reason       TEXT,
     assignee     TEXT,
+    details      TEXT,
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE,
     FOREIGN KEY (client_id, run_seq) REFERENCES runs (client_id, seq) ON DELETE CASCADE
 ) STRICT;

@@ -162,6 +162,13 @@ INTEGRITY_CHECKS = {
             SELECT history.assignee FROM history
             WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND event = 'assigned'
             ORDER BY history.seq DESC LIMIT 1), '')""",
+    "task {} has a claim that does not exist": """
+        SELECT id FROM tasks WHERE claim_id IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM claims WHERE claims.client_id = tasks.client_id AND claims.id = claim_id)""",
+    "task {} is a duplicate of a task that does not exist, or is a duplicate itself": """
+        SELECT id FROM tasks WHERE duplicate_of IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM tasks AS other WHERE other.client_id = tasks.client_id AND other.id = tasks.duplicate_of
+                AND other.duplicate_of IS NULL)""",
 }
 
 

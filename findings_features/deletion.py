@@ -19,6 +19,7 @@ import msgspec
 from findings_features.streams import progress_bar
 from findings_service import (
     BY_SEQ,
+    LISTED,
     LISTED_SEQS,
     MAIN_LINE,
     REGISTRY,
@@ -28,6 +29,7 @@ from findings_service import (
     Connection,
     Database,
     PendingWrite,
+    Principal,
     RunKey,
     ServiceError,
     TaskRow,
@@ -39,6 +41,7 @@ from findings_service import (
     index_tasks,
     main,
     move_in_counters,
+    open_tasks,
     opened,
     operation,
     parse_duration,
@@ -48,6 +51,7 @@ from findings_service import (
     select_project_type,
     select_run_key,
     select_task_row,
+    select_task_rows,
     timestamp,
 )
 
@@ -99,8 +103,25 @@ def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[TaskRow
                 WHERE client_id = ? AND seq IN (SELECT {kind.column} {of_tasks})""",
             (*deleted, client_id, *deleted),
         )
+    open_duplicates(connection, client_id, tasks)
     connection.execute(f"DELETE FROM tasks WHERE {BY_SEQ}", deleted)
     delete_empty_branches(connection, client_id)
+
+
+def open_duplicates(connection: Connection, client_id: str, originals: Sequence[TaskRow]) -> None:
+    """Open the tasks that are dismissed as duplicates of tasks to delete. Other duplicates only lose the reference.
+
+    Duplicates that are deleted, too, stay as they are.
+    """
+    ids = [original.id for original in originals]
+    found = select_task_rows(connection, client_id, f"client_id = ? AND duplicate_of {LISTED}", json.dumps(ids))
+    states = [state for state in found if state.id not in ids]
+    dismissed = [state for state in states if state.status == "dismissed"]
+    open_tasks(connection, Principal("", client_id), dismissed, "status", now := timestamp())
+    connection.executemany(
+        "UPDATE tasks SET duplicate_of = NULL, updated_at = ? WHERE client_id = ? AND seq = ?",
+        [(now, client_id, state.seq) for state in states if state.status != "dismissed"],
+    )
 
 
 def delete_empty_branches(connection: Connection, client_id: str) -> None:
@@ -252,7 +273,8 @@ def recompute_after_unlink(
             "UPDATE branches SET reported = reported - ? WHERE client_id = ? AND seq = ?",
             (forgotten, client_id, branch.seq),
         )
-    move_to_branch(connection, client_id, {state.seq: state for state, _ in remaining if state.branch == run.branch})
+    states = select_task_rows(connection, client_id, BY_SEQ, tasks[1])  # the deletion may have opened duplicates
+    move_to_branch(connection, client_id, {state.seq: state for state in states if state.branch == run.branch})
 
 
 def move_to_branch(connection: Connection, client_id: str, states: Mapping[int, TaskRow]) -> None:

@@ -54,6 +54,13 @@ EventType = Literal[
     "finding.status",
     "finding.assigned",
     "finding.commented",
+    "finding.severity",
+    "finding.linked",
+    "finding.claimed",
+    "finding.released",
+    "finding.verified",
+    "finding.proposed",
+    "finding.withdrawn",
     "run.started",
     "run.finished",
 ]
@@ -106,11 +113,11 @@ class EventQuery(RequestModel):
     wait: Annotated[int, Meta(ge=0, le=30, description="Seconds to wait for an event if there is none yet.")] = 0
 
 
-EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 'status' THEN 'finding.status'
-    WHEN 'assigned' THEN 'finding.assigned' WHEN 'comment' THEN 'finding.commented'
+EVENT_TYPE = """CASE history.event WHEN 'comment' THEN 'finding.commented'
     WHEN 'started' THEN 'run.started' WHEN 'finished' THEN 'run.finished'
-    ELSE CASE COALESCE(history.to_status, '') WHEN '' THEN 'finding.changed' WHEN 'open' THEN 'finding.reopened'
-        ELSE 'finding.status' END END"""
+    WHEN 'reported' THEN CASE COALESCE(history.to_status, '')
+        WHEN '' THEN 'finding.changed' WHEN 'open' THEN 'finding.reopened' ELSE 'finding.status' END
+    ELSE 'finding.' || history.event END"""
 
 
 def wanted_events(query: EventQuery, min_severity: Severity | None = None) -> list[Condition]:

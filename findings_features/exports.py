@@ -23,7 +23,6 @@ from findings_service import (
     API_NAMES,
     BY_ID,
     DOCUMENT_PIECE,
-    HEAD_FIELDS,
     KIB,
     REGISTRY,
     ApiRequest,
@@ -81,7 +80,7 @@ LAST = "SELECT MAX(seq) FROM history WHERE history.client_id = tasks.client_id A
 # The latest comment of each dismissed task, if it was made with the dismissal or later.
 DISMISSALS = f"""SELECT tasks.id, said.comment FROM tasks
     JOIN history AS said ON said.client_id = tasks.client_id AND said.task_seq = tasks.seq
-        AND said.seq = ({LAST} AND comment <> '')
+        AND said.seq = ({LAST} AND comment <> '' AND event IN ('status', 'comment'))
     WHERE {BY_ID} AND said.seq >= COALESCE(({LAST} AND from_status <> to_status), 0)"""
 # The ids of the tasks, among those with some ids, that a run reported.
 REPORTED = f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {BY_ID}
@@ -235,9 +234,11 @@ def add(form: ListFormat) -> None:
     REGISTRY.list_exports[form.media_type] = Export(answer=export, query=ExportQuery)
 
 
-LEADING = ("id", "external_id", "title", "severity", "status", "reason", "assignee", "rule", "location", "tags")
-LEADING_SCOPE = ("project_type", "target_url", "branch")
-COLUMNS = tuple(dict.fromkeys((*LEADING, *LEADING_SCOPE, *HEAD_FIELDS)))
+COLUMNS = (
+    *("id", "external_id", "title", "severity", "status", "reason", "assignee", "rule", "location", "tags"),
+    *("project_type", "target_url", "branch", "run_id", "last_run_id"),
+    *("created_at", "updated_at", "last_seen_at", "times_seen"),
+)
 
 
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:

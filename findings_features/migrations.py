@@ -81,6 +81,46 @@ ALTER TABLE runs ADD COLUMN verdict TEXT;
 ALTER TABLE tasks ADD COLUMN is_decided INTEGER NOT NULL DEFAULT 0 CHECK (is_decided IN (0, 1));
 ALTER TABLE tasks ADD COLUMN twin_of TEXT;
 """
+# No seq of the history may be used again, so the sequence is kept.
+TO_VERSION_13 = """ALTER TABLE tasks ADD COLUMN reported_severity INTEGER CHECK (reported_severity BETWEEN 1 AND 5);
+ALTER TABLE tasks ADD COLUMN until TEXT CHECK (until IS NULL OR status = 'dismissed');
+ALTER TABLE tasks ADD COLUMN duplicate_of TEXT CHECK (duplicate_of IS NULL OR COALESCE(reason, '') = 'duplicate');
+ALTER TABLE tasks ADD COLUMN links TEXT;
+ALTER TABLE tasks ADD COLUMN verification TEXT;
+ALTER TABLE tasks ADD COLUMN proposal TEXT CHECK (proposal IS NULL OR status IN ('open', 'in_progress'));
+ALTER TABLE tasks ADD COLUMN claim_id TEXT CHECK (claim_id IS NULL OR status = 'in_progress');
+CREATE TABLE new_api_keys (
+    client_id TEXT NOT NULL REFERENCES clients (id), id TEXT NOT NULL, name TEXT NOT NULL,
+    level TEXT NOT NULL CHECK (level IN ('read', 'agent', 'triage', 'full')), hash TEXT NOT NULL,
+    created_at TEXT NOT NULL, expires_at TEXT, revoked_at TEXT, last_used_at TEXT,
+    for_users INTEGER NOT NULL DEFAULT 0 CHECK (for_users IN (0, 1)), PRIMARY KEY (client_id, id),
+    UNIQUE (hash, client_id)
+) STRICT, WITHOUT ROWID;
+INSERT INTO new_api_keys (client_id, id, name, level, hash, created_at, expires_at, revoked_at, last_used_at, for_users)
+SELECT client_id, id, name, level, hash, created_at, expires_at, revoked_at, last_used_at, for_users FROM api_keys;
+DROP TABLE api_keys;
+ALTER TABLE new_api_keys RENAME TO api_keys;
+CREATE TABLE new_history (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, client_id TEXT NOT NULL, task_seq INTEGER, run_seq INTEGER, at TEXT NOT NULL,
+    event TEXT NOT NULL CHECK (
+        CASE WHEN event IN ('started', 'finished') THEN task_seq IS NULL AND run_seq IS NOT NULL
+        ELSE task_seq IS NOT NULL AND run_seq IS NULL END
+    ),
+    key_name TEXT NOT NULL, user_name TEXT, run_id TEXT, branch TEXT NOT NULL DEFAULT '', from_status TEXT,
+    to_status TEXT, comment TEXT, changed TEXT, reason TEXT, assignee TEXT, details TEXT,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE,
+    FOREIGN KEY (client_id, run_seq) REFERENCES runs (client_id, seq) ON DELETE CASCADE
+) STRICT;
+INSERT INTO new_history (seq, client_id, task_seq, run_seq, at, event, key_name, user_name, run_id, branch, from_status,
+    to_status, comment, changed, reason, assignee)
+SELECT seq, client_id, task_seq, run_seq, at, event, key_name, user_name, run_id, branch, from_status, to_status,
+    comment, changed, reason, assignee
+FROM history;
+DELETE FROM sqlite_sequence WHERE name = 'new_history';
+INSERT INTO sqlite_sequence (name, seq) SELECT 'new_history', seq FROM sqlite_sequence WHERE name = 'history';
+DROP TABLE history;
+ALTER TABLE new_history RENAME TO history;
+"""
 
 
 def fill_labels(connection: Connection) -> None:
@@ -226,4 +266,5 @@ def register() -> None:
         10: Migration(TO_VERSION_10),
         11: Migration(TO_VERSION_11, fill_references),
         12: Migration(TO_VERSION_12, fill_decided_and_partial),
+        13: Migration(TO_VERSION_13),
     }

@@ -40,7 +40,9 @@ from findings_service import (
     ServiceError,
     StorageFull,
     Submission,
+    Task,
     TaskFilters,
+    TaskHead,
     TaskQuery,
     Unauthorized,
     UnsupportedMediaType,
@@ -93,7 +95,7 @@ def described_responses(each: Operation, references: References) -> Json:
             "description": "Created." if status == 201 else "Done.",
             "content": {media_type: {"schema": references[model]}},
         }
-        if status == 201 and model is not Submission:
+        if status == 201 and model not in (Submission, Task, TaskHead):
             described["201"]["headers"] = {"Location": SENT}
     for other in each.exports:
         described["200"]["content"][other] = {"schema": OBJECT if "json" in other else TEXT}
@@ -126,6 +128,7 @@ ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
 PARAMETERS_IN_PATHS = {
     "run_id": "A run's id.",
     "task_id": "A task's id.",
+    "claim_id": "A claim's id.",
     "name": "A project type's name.",
     "webhook_id": "A webhook's id.",
 }
@@ -172,6 +175,9 @@ PARAMETERS_IN_QUERIES: dict[str, dict[str, str]] = {
         ),
         "assignee": "Tasks with this assignee, exactly as stored. With a key for users, `me` is the user.",
         "assigned": "`true`: tasks with an assignee. `false`: tasks without one.",
+        "claimed": "`true`: tasks that an agent has claimed. `false`: other tasks.",
+        "proposed": "`true`: tasks with a proposal that is neither accepted nor rejected. `false`: other tasks.",
+        "verified": f"Tasks whose latest verification has these outcomes; `none`: no verification. {SEVERAL}",
         "createdSince": f"Tasks created at this time or later. {DAY_OR_TIME}",
         "createdBefore": f"Tasks created before this time. {DAY_OR_TIME}",
         "q": (

@@ -135,10 +135,14 @@ def plans(connection: Connection, client_id: str, table: str, wanted: Filter, or
         "external_id": start.where(f"tasks.seq {connection.one_of(same)}", client_id, wanted.external_id),
         "assignee": start.where("tasks.assignee = ?", wanted.assignee),
         "assigned": start.where("tasks.assignee IS NOT NULL"),
+        "claimed": start.where("tasks.claim_id IS NOT NULL"),
+        "proposed": start.where("tasks.proposal IS NOT NULL"),
+        "verified": start.where("tasks.verification IS NOT NULL"),
     }
     for field, rows in named.items():
-        if getattr(wanted, field):
-            yield ListPlan(ranges=(rows,), settled={field}, size=0)  # few rows match
+        if (value := getattr(wanted, field)) and (field != "verified" or "none" not in value):
+            settled = set() if field == "verified" else {field}
+            yield ListPlan(ranges=(rows,), settled=settled, size=0)  # few rows match
             return
     yield plan_cells(connection, client_id, table, wanted, order)
     for field, reporters in wanted.reporters.items():

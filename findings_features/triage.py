@@ -16,28 +16,29 @@ from findings_service import (
     ApiRequest,
     ChangedMeanwhile,
     Connection,
+    Decision,
     Model,
     PendingWrite,
     Problem,
     Response,
     TaskRow,
     TaskStatus,
-    TaskUpdate,
     Text,
     ValidationFailed,
     decision_problems,
+    duplicate_problems,
     json_pointer,
     json_response,
     operation,
-    reason_problem,
     select_task_rows,
+    state_problems,
     task_head,
     triage_tasks,
     truncate,
 )
 
 
-class TasksUpdate(TaskUpdate, kw_only=True):
+class TasksUpdate(Decision, kw_only=True):
     """One triage decision on all of several tasks or none. `ifMatch` has ETags, by task id, that must still match."""
 
     ids: Annotated[list[Text], Meta(min_length=1, max_length=1000)]
@@ -69,8 +70,8 @@ def id_problems(update: TasksUpdate, states: Mapping[str, TaskRow]) -> Iterator[
             yield Problem("is a duplicate; ids must differ", pointer, value=shown)
         elif task_id not in states:
             yield Problem(f"there is no task {shown!r}", pointer, value=shown)
-        elif problem := reason_problem(update, states[task_id], pointer):
-            yield problem
+        else:
+            yield from state_problems(update, states[task_id], pointer)
         seen.add(task_id)
 
 
@@ -96,7 +97,9 @@ def require_matches(connection: Connection, client_id: str, expected: Mapping[st
         )
 
 
-@operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, refusals=(ChangedMeanwhile,), keyed=True)
+@operation(
+    "PATCH", "/api/v1/tasks", "triage", {200: Triage}, body=TasksUpdate, refusals=(ChangedMeanwhile,), keyed=True
+)
 def patch_tasks(request: ApiRequest) -> PendingWrite:
     """Apply one triage decision to several tasks: to all of them or to none."""
     update: TasksUpdate = request.checked_body()
@@ -109,7 +112,8 @@ def patch_tasks(request: ApiRequest) -> PendingWrite:
         states = {state.id: state for state in rows}
         if update.if_match and not body_problems and len(states) == len(update.ids):
             require_matches(connection, request.client_id, update.if_match)
-        if problems := [*body_problems, *id_problems(update, states)]:
+        duplicate = duplicate_problems(connection, request.client_id, update.duplicate_of, update.ids)
+        if problems := [*body_problems, *id_problems(update, states), *duplicate]:
             raise ValidationFailed(problems)
         return [states[task_id] for task_id in update.ids]
 

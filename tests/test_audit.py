@@ -78,6 +78,18 @@ FAULTS = cases(
     order=("UPDATE tasks SET created_at = '2026-01-01' WHERE seq = 3", "has an earlier createdAt than the task stored"),
     reason=("UPDATE history SET reason = 'fixed' WHERE comment = 'Done'", "has a reason that differs from its history"),
     assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has an assignee that differs from its history"),
+    no_claim=(
+        "UPDATE tasks SET status = 'in_progress', claim_id = 'x' WHERE seq = 1",
+        "has a claim that does not exist",
+    ),
+    no_original=(
+        "UPDATE tasks SET reason = 'duplicate', duplicate_of = 'x' WHERE seq = 2",
+        "is a duplicate of a task that does not",
+    ),
+    duplicate_of_itself=(
+        "UPDATE tasks SET reason = 'duplicate', duplicate_of = id WHERE seq = 2",
+        "does not exist, or is a duplicate itself",
+    ),
     no_history=("DELETE FROM history WHERE task_seq = 1", "has a status that differs from its history"),
     older_schema=(
         "UPDATE schema_version SET version = 7" if ON_POSTGRES else "PRAGMA user_version = 7",

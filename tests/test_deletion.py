@@ -457,15 +457,79 @@ def test_stored_triage_responses_are_deleted_with_the_task(
     assert not any(deleted_id in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
 
 
-def test_stored_response_that_names_a_deleted_run_is_deleted(app: flask.Flask, client: Client, run: str) -> None:
-    first, other = client.start("web", branch="secret"), client.start("web", branch="other")
-    task_id = client.add(first, externalId="x")
-    client.add(other, externalId="x")
-    comment = partial(triage, client, f"tasks/{task_id}", comment="Once.")
-    assert comment().json["branch"] == "secret"
-    client.remove(f"runs/{first}")
-    assert_problem(comment(), 409, "idempotency_conflict")
+@pytest.mark.parametrize(("deleted", "statuses"), [("tasks/TASK", [409, 404, 404]), ("runs/RUN", [409, 404, 404])])
+def test_stored_responses_of_agents_are_deleted_with_the_task(
+    app: flask.Flask, client: Client, run: str, deleted: str, statuses: list[int]
+) -> None:
+    task_id = client.add(run, title="secret")
+    requests = {
+        "tasks/claim": {"ids": [task_id, client.add(client.start())]},
+        f"tasks/{task_id}/comments": {"comment": "secret"},
+        f"tasks/{task_id}/verifications": {"outcome": "fixed", "comment": "secret"},
+    }
+    assert [post(client, *request).status_code for request in requests.items()] == [200, 201, 201]
+    client.remove(deleted.replace("TASK", task_id).replace("RUN", run))
+    assert [post(client, *request).status_code for request in requests.items()] == statuses
     assert not any("secret" in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    cases(
+        triage=("PATCH", "tasks/TASK", {"comment": "Once."}),
+        comment=("POST", "tasks/TASK/comments", {"comment": "Once."}),
+        claim=("POST", "tasks/claim", {}),
+        verification=("POST", "tasks/TASK/verifications", {"outcome": "fixed", "comment": "Once."}),
+    ),
+)
+def test_stored_response_that_names_a_deleted_run_is_deleted(
+    app: flask.Flask, client: Client, method: str, path: str, body: dict[str, Any]
+) -> None:
+    first, other = client.start("web", branch="secret"), client.start("web", branch="other")
+    path = f"{API}/{path}".replace("TASK", client.add(first, externalId="x"))
+    client.add(other, externalId="x")
+    body = body or {"branch": "other"}
+    send = partial(client.open, path, method=method, json=body, headers={"Idempotency-Key": "k"})
+    assert '"branch":"secret"' in send().text
+    client.remove(f"runs/{first}")
+    assert_problem(send(), 409, "idempotency_conflict")
+    assert not any("secret" in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
+
+
+@pytest.mark.parametrize("how", ["task", "run", "prune"])
+def test_duplicates_of_a_deleted_task_lose_it_and_open_if_dismissed(
+    app: flask.Flask, client: Client, db: Path, how: str
+) -> None:
+    old, new = start_on(client, None, "original", "together"), start_on(client, None, "dismissed", "resolved")
+    found = {each["externalId"]: each["id"] for each in client.read("tasks")["tasks"]}
+    for name, status in (("together", "dismissed"), ("dismissed", "dismissed"), ("resolved", "resolved")):
+        client.triage(found[name], status, reason="duplicate", duplicateOf=found["original"])
+    before = {name: client.read(f"tasks/{found[name]}") for name in ("dismissed", "resolved")}
+    for run in (old, new):
+        client.finish(run)
+    if how == "prune":
+        finish_ago(app, 91, old)
+        assert prune(db) == [1, 2]
+    else:
+        client.remove(f"tasks/{found['original']}" if how == "task" else f"runs/{old}")
+    after = {name: client.read(f"tasks/{found[name]}") for name in before}
+    for name, change in (("dismissed", {"status": "open", "reason": None}), ("resolved", {})):
+        moved = {each: after[name][each] for each in ("etag", "updatedAt")}
+        assert after[name] == before[name] | {"duplicateOf": None, **change, **moved}
+        assert (moved["etag"] != before[name]["etag"], moved["updatedAt"] > before[name]["updatedAt"]) == (True, True)
+    entry = client.history(found["dismissed"])[-1]
+    assert [entry[name] for name in ("event", "by", "from", "to")] == ["status", None, "dismissed", "open"]
+    assert len(client.history(found["resolved"])) == 2
+
+
+def test_duplicate_that_moves_to_a_branch_with_the_deletion_is_counted_there(client: Client, db: Path) -> None:
+    main, branch = start_on(client, None, "original", "copy"), start_on(client, "topic", "copy")
+    found = {each["externalId"]: each["id"] for each in client.read("tasks")["tasks"]}
+    client.triage(found["copy"], "dismissed", reason="duplicate", duplicateOf=found["original"])
+    client.remove(f"runs/{main}")
+    (copy,) = client.read("tasks")["tasks"]
+    assert (copy["status"], copy["branch"], copy["runId"]) == ("open", "topic", branch)
+    assert integrity_errors_of(db) == []
 
 
 @pytest.mark.sqlite

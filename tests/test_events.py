@@ -75,6 +75,28 @@ def test_every_change_is_an_event_in_order(app: flask.Flask, client: Client) -> 
     ]
 
 
+def test_work_of_agents_is_in_the_feed_as_in_the_history(client: Client, run: str) -> None:
+    found, proof = client.add(run), {"outcome": "fixed", "comment": "Ran it again."}
+    proposal = {"status": "dismissed", "reason": "wont_fix", "comment": "A test."}
+    claim = client.request_json("POST", "tasks/claim", 200, json={})["id"]
+    client.remove(f"claims/{claim}")
+    claim = client.request_json("POST", "tasks/claim", 200, json={})["id"]
+    client.request_json("POST", f"tasks/{found}/verifications", 201, json={**proof, "claim": claim})
+    client.request_json("POST", f"tasks/{found}/verifications", 201, json=proof | {"outcome": "still_present"})
+    client.request_json("PUT", f"tasks/{found}/proposal", 200, json=proposal)
+    client.remove(f"tasks/{found}/proposal")
+    client.triage(found, severity="low", links=[{"rel": "commit", "url": "https://code.example/1"}])
+    entries, events = client.history(found), events_of(client, after=events_of(client)[0]["id"])
+    assert [each["type"].partition(".")[2] for each in events] == [
+        *("created", "claimed", "released", "claimed", "verified", "verified"),
+        *("proposed", "withdrawn", "severity", "linked"),
+    ]
+    common = ("at", "by", "user", "runId", "from", "to", "reason", "assignee", "comment", "changed")
+    for event, entry in zip(events, entries, strict=True):
+        assert (event["type"], *map(event.get, common)) == (f"finding.{entry['event']}", *map(entry.get, common))
+        assert event["id"] in ids_of(events_of(client, type=event["type"]))
+
+
 def test_event_contains_the_change_and_the_current_task_or_run(client: Client) -> None:
     client.register("web")
     run = client.start(branch="topic")

@@ -14,7 +14,7 @@ from tests.servers import SECRET
 def test_me_returns_the_key_and_its_level(make_app: Callable[..., flask.Flask]) -> None:
     app = make_app(api_key=SECRET)
     expected = {"user": None, "expiresAt": None, "version": findings_service.__version__}
-    for level in ("read", "agent", "full"):
+    for level in findings_service.LEVELS:
         response = client_of(app, level, "other", "ci").read("me")
         assert response == expected | {"client": "other", "key": "ci", "level": level}
     environment_key = {"client": "default", "key": "FINDINGS_API_KEY", "level": "full"}

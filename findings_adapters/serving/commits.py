@@ -24,7 +24,7 @@ from findings_service import (
     Response,
     StorageFull,
     as_service_error,
-    idle_slices,
+    due_slices,
     is_busy,
     known_error,
     log,
@@ -96,7 +96,7 @@ def maintenance_steps(database: Database) -> Iterator[float]:
             database.write_uses(patience)
             is_ours = database.owns_maintenance()
             if is_ours or not database.threads:
-                for _ in idle_slices(database, settings.run_timeout, patience):
+                for _ in due_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
             database.run_maintenance()
             if not database.trusts_clock():

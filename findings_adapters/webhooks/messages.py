@@ -99,7 +99,7 @@ HAPPENED = {
 def slack_text(event: WebhookEvent) -> str:
     """Return an event as a short text for Slack."""
     if event.task:
-        label = HAPPENED.get(event.type)
+        label = HAPPENED.get(event.type, f"{event.type.partition('.')[2].capitalize()}:")
         if event.type == "finding.status":
             label = f"{event.to}:"
         elif event.type == "finding.assigned":
