@@ -127,6 +127,13 @@ def used(tmp_path: Path) -> tuple[Path, str]:
         unusual = {"title": UNUSUAL_TEXT, "tags": ["é"], "formerExternalIds": ["img-alt-0"]}
         found = client.add(post(client, "runs", START, "of feature").json["id"], **whole | unusual)
         client.triage(found, "dismissed", reason="false_positive", comment=UNUSUAL_TEXT)
+        decision = {"severity": "low", "until": "2120-01-01", "links": [{"rel": "issue", "url": SITE}]}
+        assert client.patch(f"{API}/tasks/{found}", json=decision).status_code == 200
+        for path, body in (
+            (f"tasks/{found}/verifications", {"outcome": "fixed", "comment": UNUSUAL_TEXT}),
+            ("tasks/claim", {}),
+        ):
+            assert post(client, path, body, path).status_code in (200, 201)
         with database_of(app).transaction() as connection:
             core.insert_client(connection, "other")  # its sequence numbers follow those of the first client
         populate(client_of(app, client="other"), "other", 3)

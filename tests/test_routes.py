@@ -15,7 +15,7 @@ from tests.clients import API, OPERATIONS, ROUTER, UNKNOWN_ID, assert_problem
 from tests.engines import db_at
 from tests.servers import command
 
-UNROUTED = {"unknown", "unknown_healthz", "page", "page_file"}  # problem responses, and the page
+UNROUTED = {"unknown", "unknown_healthz", "unknown_claim", "page", "page_file"}  # problem responses, and the page
 
 
 def test_flask_routes_lists_every_operation(tmp_path) -> None:
