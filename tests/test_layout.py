@@ -35,6 +35,7 @@ MODULE_IMPORTS = {
     "metrics": {"cells"},
     "planner": {"cells"},
     "search": {"cells"},
+    "similar": {"groups"},  # the file of a location
     "sarif": {"exports", "former_ids", "git", "labels"},
     "markdown": {"brief", "labels"},
     "webhooks": {"events", "gate"},
@@ -53,7 +54,7 @@ MODULE_IMPORTS = {
     "platforms": {"git", "scan_config"},
     "formats": {"labels", "sarif"},
     "scan_config": {"sarif"},
-    "mcp": {"connecting", "markdown", "me", "serving", "streams"},
+    "mcp": {"connecting", "groups", "markdown", "me", "serving", "streams"},
     "backup": {"audit", "streams"},
     "deletion": {"streams"},
     "terminal": {"streams"},
@@ -69,8 +70,12 @@ WRITERS = {
     "deletion": {"branches", "branch_sightings", "history", "project_types", "runs", "sightings", "tasks"},
     "backup": {"backups"},
     "demo": {"api_keys"},  # keys of the sample data
+    "fixing": {"claims"},
     "former_ids": {"former_ids"},
-    "migrations": {"folding", "new_history", "new_idempotent_answers", "runs", "tasks", "task_words"},
+    "migrations": {
+        *("folding", "new_api_keys", "new_history", "new_idempotent_answers", "runs", "sqlite_sequence", "tasks"),
+        "task_words",
+    },
     "webhooks": {"delivery_lease", "webhooks"},
     "serving": {"api_keys"},  # deletes a first key that could not be printed
     # `history` occurs in a hint, and `sqlite_sequence` in a schema migration.
