@@ -26,7 +26,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
@@ -49,11 +49,14 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 Severity = Literal["critical", "high", "medium", "low", "info"]
 Status = Literal["open", "in_progress", "resolved", "dismissed"]
 Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
+Outcome = Literal["fixed", "still_present", "inconclusive"]
+Verified = Literal[Outcome, "none"]
 
 Json = dict[str, Any]
 Object: TypeAlias = Mapping[str, Any]  # a JSON object that is only read
 Headers: TypeAlias = Mapping[str, str]
 Several: TypeAlias = str | Sequence[str] | None  # a filter's value, or several values of which any may match
+Links: TypeAlias = Sequence[Object] | None  # each with `rel` and `url`
 FileName: TypeAlias = str | os.PathLike[str]
 Model = TypeVar("Model")
 
@@ -238,10 +241,10 @@ def pool_for(scheme: str, host: str) -> PoolManager:
     """
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     if not proxy:
-        return PoolManager()
+        return PoolManager(maxsize=4)  # kept connections; runs and claims send from threads of their own
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     credentials = unquote(parse_url(proxy).auth or "")
-    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=credentials or None))
+    return ProxyManager(proxy, maxsize=4, proxy_headers=make_headers(proxy_basic_auth=credentials or None))
 
 
 class Local:
@@ -310,10 +313,26 @@ class TaskFilters(TypedDict, total=False):
     missing_from: str | None
     assignee: str | None
     assigned: bool | None
+    claimed: bool | None
+    proposed: bool | None
+    verified: Verified | Sequence[Verified] | None
     created_since: str | None
     created_before: str | None
     q: str | None
     sort: Literal["-createdAt", "createdAt", "severity"]
+
+
+class ClaimFilters(TypedDict, total=False):
+    """Filters of a claim, with the API's meaning, in snake case."""
+
+    project_type: str | None
+    target_url: str | None
+    branch: str | None
+    severity: Sequence[Severity] | None
+    rule: str | None
+    tag: str | None
+    location: str | None
+    ids: Sequence[str] | None
 
 
 class BriefQuery(TypedDict, total=False):
@@ -438,7 +457,7 @@ def refusal_of(response: Reply, where: str) -> Refused:
     if not details.detail:
         words = f"{response.status} {http.client.responses.get(response.status, '')}".strip()
         return Refused(response.status, "", f"{where} returned {words}, not in the error format of the service")
-    problems = [f"{each.pointer} {each.detail}" for each in details.errors if each.pointer]
+    problems = [f"{each.pointer} {each.detail}".strip() for each in details.errors if not each.parameter]
     message = f"{details.detail} {join_first(problems, LISTED_PROBLEMS, '; ')}".strip()
     return Refused(response.status, details.code, message, details.errors, details.detail)
 
@@ -673,24 +692,27 @@ def status_reason(error: BaseException) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:REASON]
 
 
-LAST_TRIES = 5.0  # seconds to send the last findings and to set a run to failed
+LAST_TRIES = 5.0  # seconds to send the last findings and to set a run to failed; also for a try in the background
 BATCH_AGE = 10.0  # seconds between sends, so that a slow agent's findings are visible before its run ends
 
 
 class RunSession:
     """A run that lasts for a `with` block: completed when the block ends, failed with the reason if it raises.
 
-    Submitted findings are collected and sent in batches. Several threads may submit. `start` is the body of the request
-    that starts the run. `gate` has the API's options for the verdict.
+    Submitted findings are collected and sent in batches, after at most 10 s by a thread of the run. What it could not
+    send is kept and tried again, also by the next `submit`, `flush` or end of the block, which then raise the error.
+    Several threads may submit. `start` is the body of the request that starts the run, `key` its Idempotency-Key, and
+    `gate` has the API's options for the verdict.
     """
 
     def __init__(
-        self, service: Client, start: Object, *, resolve_missing: bool = False, gate: Object | None = None
+        self, client: Client, start: Object, *, resolve_missing: bool = False, gate: Object | None = None, key: str = ""
     ) -> None:
-        self._service, self._resolve_missing, self._gate = service, resolve_missing, gate
-        self._begin = partial(service.request, "POST", "runs", encode_json(start), request_key=str(uuid.uuid4()))
+        self._service, self._resolve_missing, self._gate = client, resolve_missing, gate
+        key = key or str(uuid.uuid4())
+        self._begin = partial(client.request, "POST", "runs", encode_json(start), request_key=key)
         self._run: Item | None = None
-        self._is_over = False
+        self._over = threading.Event()
         self._lock = threading.RLock()
         self._batches = list[Batch]()
         self._refused = list[RefusedFinding]()
@@ -699,10 +721,11 @@ class RunSession:
         self._occurrences = Counter[str]()
 
     def __enter__(self) -> Self:
-        if self._run is not None or self._is_over:
+        if self._run is not None or self._over.is_set():
             raise RuntimeError("a run can be used in only one `with` block; call findings.run(…) for another run")
         try:
             self._start()
+            threading.Thread(target=self._send_regularly, daemon=True).start()
         except BaseException as error:
             if not isinstance(error, Refused) or error.status in RETRIED_STATUSES:  # the service may have started it
                 self._fail(error)
@@ -710,7 +733,7 @@ class RunSession:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._is_over = True  # findings that another thread submits from now on would not be sent
+        self._over.set()  # findings that another thread submits from now on would not be sent
         if error is not None:
             self._fail(error)
             return
@@ -728,7 +751,7 @@ class RunSession:
 
     @property
     def submitted(self) -> Item:
-        """The run's counts of created, updated, reopened, unchanged and resolved findings so far."""
+        """Counts of created, updated, reopened, unchanged and resolved findings so far, in a resumed run since then."""
         found: Item = self._started.submitted
         return found
 
@@ -756,7 +779,7 @@ class RunSession:
         location: str | None = None,
         tags: Iterable[str] = (),
     ) -> None:
-        """Add a finding to a batch. It is sent if full, if the last one was sent 10 s ago, or at the block's end.
+        """Add a finding to a batch. It is sent if full or if the last one was sent 10 s ago, else within 10 s.
 
         :param severity: case is ignored, because models write `High`.
         :param external_id: the finding's id in every run, see `fingerprint`; without it, each report is a new finding.
@@ -787,13 +810,13 @@ class RunSession:
             self._resolve_missing = False  # this finding is not sent, but still exists
             raise
         with self._lock:
-            if self._is_over or self._run is None:
+            if self._over.is_set() or self._run is None:
                 raise RuntimeError("submit() must be called inside the run's `with` block")
             if not self._batches or not self._batches[-1].has_room(encoded):
                 self._batches.append(Batch([]))
             self._batches[-1].findings.append(encoded)
             late = time.monotonic() - self._last_sent >= BATCH_AGE
-            if late or len(self._batches) > 1 or not self._batches[0].has_room():
+            if late or self._refused or len(self._batches) > 1 or not self._batches[0].has_room():
                 self.flush()
 
     def fingerprint(self, rule: str, path: FileName = "", snippet: str = "", *, root: FileName = "") -> str:
@@ -832,6 +855,13 @@ class RunSession:
             self._run = self._begin().item()
             self._last_sent = time.monotonic()
 
+    def _send_regularly(self) -> None:
+        """Send the collected findings at intervals until the run is over. What fails is kept for the next try."""
+        while not self._over.wait(BATCH_AGE):
+            with limit_time(LAST_TRIES), suppress(Exception), self._lock:
+                while self._batches and not self._over.is_set():
+                    self._send(self._batches[0])
+
     def _send(self, batch: Batch) -> None:
         batch.is_sent = True
         body = b'{"tasks":[' + b",".join(batch.findings) + b"]}"
@@ -856,7 +886,7 @@ class RunSession:
 
     def _fail(self, error: BaseException) -> None:
         """Send the collected findings and set the run to failed; each step that fails becomes a note of the error."""
-        self._is_over = True
+        self._over.set()
         finish = partial(self._finish, status="failed", status_reason=status_reason(error))
         steps = (
             ("the run may not have been started", self._start),
@@ -878,6 +908,45 @@ class RunSession:
 # ---------------------------------------------------------------------------
 
 MARKDOWN = "text/markdown"
+HEARTBEATS = 3  # extensions of a claim within its duration
+
+
+class Decision(TypedDict, total=False):
+    """Fields of a task that people decide. `links` replaces all links; the severity "reported" ends an override."""
+
+    status: Status | None
+    reason: Reason | None
+    comment: str | None
+    assignee: str | None
+    severity: Severity | Literal["reported"] | None
+    until: str | None
+    duplicate_of: str | None
+    links: Links
+
+
+class Proof(TypedDict, total=False):
+    """Members of a verification, which needs a comment or evidence. Without `criterion`, it is of the whole finding.
+
+    With the id of an own claim as `claim`, the outcome `fixed` ends that claim and leaves the task in progress. So of
+    several criteria, only the last one is verified with it.
+    """
+
+    claim: str | None
+    criterion: str | None
+    comment: str | None
+    evidence: Parts
+    commit: str | None
+    links: Links
+
+
+class ClaimedTask(Item):
+    """A whole task as `Findings.claim` claimed it; its methods are those of `Findings` with the task's id and claim."""
+
+    def __init__(self, task: Item, findings: Findings, claim: str) -> None:
+        super().__init__(task)
+        self.verify = partial(findings.verify, self.id, claim=claim)
+        self.comment = partial(findings.comment, self.id)
+        self.propose = partial(findings.propose, self.id)
 
 
 class Findings(Client):
@@ -919,15 +988,18 @@ class Findings(Client):
         branch: str | None = None,
         metadata: Object | None = None,
         resolve_missing: bool = False,
+        idempotency_key: str = "",
     ) -> RunSession:
         """Return a run that starts and ends with its `with` block.
 
         :param target_url: the examined site or repository, part of each finding's identity.
         :param branch: None for the main line. :param resolve_missing: when the run completes, resolve findings that it
             did not report, unless some of its findings were rejected.
+        :param idempotency_key: a name for the run. For a day, the same call resumes it, for a program that was killed
+            and started again. If the run has ended, submitting to it raises `Refused` (409 `run_finished`).
         """
         start = to_api_names(project_type=project_type, target_url=target_url, branch=branch, metadata=metadata)
-        return RunSession(self, start, resolve_missing=resolve_missing)
+        return RunSession(self, start, resolve_missing=resolve_missing, key=idempotency_key)
 
     def brief(self, project_type: str, **query: Unpack[BriefQuery]) -> Item:
         """Return the brief: known findings of a project type and target, and the decisions about them."""
@@ -952,21 +1024,78 @@ class Findings(Client):
         for page in self.walk(f"tasks/{quoted(id)}/history"):
             yield from page.item().history
 
-    def triage(
-        self,
-        id: str,
-        *,
-        status: Status | None = None,
-        reason: Reason | None = None,
-        comment: str | None = None,
-        assignee: str | None = None,
-    ) -> Item:
-        """Update a task, with a key of level full. None leaves a field unchanged; assignee "" unassigns the task.
+    def triage(self, id: str, **decision: Unpack[Decision]) -> Item:
+        """Update a task, with a key of level triage. None leaves a field unchanged; "" removes `assignee` or `until`.
 
         An update with a comment has an Idempotency-Key, so a retry after a lost response does not repeat the comment.
         """
-        body = to_api_names(status=status, reason=reason, comment=comment, assignee=assignee)
-        return self.request("PATCH", f"tasks/{quoted(id)}", body).item()
+        return self.request("PATCH", f"tasks/{quoted(id)}", to_api_names(**decision)).item()
+
+    @contextmanager
+    def claim(self, *, seconds: int = 1800, **wanted: Unpack[ClaimFilters]) -> Iterator[ClaimedTask | None]:
+        """Claim an open task for a block, the most severe one that matches, or yield None if there is none.
+
+        A thread extends the claim during the block. At the block's end, also if it raises, the task is released unless
+        a verification `fixed` or a decision has ended the claim. If this program is killed, it ends after `seconds`.
+        """
+        claimed = self.request("POST", "tasks/claim", to_api_names(**wanted, seconds=seconds, limit=1)).item()
+        if claimed.id is None:
+            yield None
+            return
+        claim, over = f"claims/{quoted(claimed.id)}", threading.Event()
+        heartbeat = threading.Thread(target=self._extend, args=(claim, seconds, over), daemon=True)
+        heartbeat.start()
+        try:
+            yield ClaimedTask(self.task(claimed.tasks[0].id), self, claimed.id)
+            with suppress(Refused):  # the claim has ended; if another error is the reason, it will expire
+                self.request("DELETE", claim)
+        except BaseException:
+            with signals_ignored(), limit_time(LAST_TRIES), suppress(Refused, Unavailable):
+                self.request("DELETE", claim)
+            raise
+        finally:
+            over.set()
+            heartbeat.join(LAST_TRIES)
+
+    def verify(self, id: str, outcome: Outcome, **proof: Unpack[Proof]) -> Item:
+        """Report the outcome of checking a task, with proof. A text in `evidence` becomes an item's content."""
+        body = normalize(to_api_names(outcome=outcome, **proof))
+        return self.request("POST", f"tasks/{quoted(id)}/verifications", body).item()
+
+    def comment(self, id: str, text: str, *, links: Links = None) -> Item:
+        """Comment on a task without a decision, and add links to it."""
+        return self.request("POST", f"tasks/{quoted(id)}/comments", to_api_names(comment=text, links=links)).item()
+
+    def propose(
+        self,
+        id: str,
+        status: Status,
+        reason: Reason,
+        comment: str,
+        *,
+        duplicate_of: str | None = None,
+        until: str | None = None,
+    ) -> Item:
+        """Propose that people dismiss or resolve a task, in place of an earlier proposal."""
+        body = to_api_names(status=status, reason=reason, comment=comment, duplicate_of=duplicate_of, until=until)
+        return self.request("PUT", f"tasks/{quoted(id)}/proposal", body).item()
+
+    def similar(self, id: str, *, limit: int = 10) -> list[Item]:
+        """Return tasks that may be the same finding, best first; their `because` lists what they have in common."""
+        return list(self.get(f"tasks/{quoted(id)}/similar", limit=limit).item().tasks)
+
+    def _extend(self, claim: str, seconds: int, over: threading.Event) -> None:
+        """Extend a claim at intervals, after a failure at shorter ones, until `over` is set or the claim has ended."""
+        pause = interval = seconds / HEARTBEATS
+        while not over.wait(pause):
+            pause = interval / 10
+            try:
+                with limit_time(LAST_TRIES):
+                    self.request("PUT", claim, {"seconds": seconds})
+                pause = interval
+            except (Refused, Unavailable) as error:
+                if getattr(error, "status", 0) == 404:
+                    return
 
 
 FIRST_TRIES = 3  # retries before the first response: then a wrong URL is more likely than a restart

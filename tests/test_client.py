@@ -8,12 +8,14 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,20 @@ import pytest
 import findings_client as client_module
 import findings_service
 from findings_client import Findings, FindingsRefused, Local, Refused, Stopped, Unavailable, fingerprint, stoppable
+from findings_features import fixing
 from tests.clients import cases, task
 from tests.engines import busy_error, db_at, integrity_errors_of, name_of
-from tests.servers import LISTENING, PATIENCE, PROGRAM, Server, StubHandler, running_stub, start_process
+from tests.servers import (
+    LISTENING,
+    PATIENCE,
+    PROGRAM,
+    Server,
+    StubHandler,
+    command,
+    running_stub,
+    start_process,
+    wait_until,
+)
 
 Reply = tuple[int, dict[str, str], bytes]
 GAVE_UP = 504  # the status of a gateway that gave up; the request may have been processed
@@ -48,7 +61,7 @@ class Fake:
             def answer(self) -> None:
                 stub.answer(self, self.body())
 
-            do_GET = do_POST = do_PATCH = do_CONNECT = answer
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_CONNECT = answer
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{server.server_port}"
@@ -215,6 +228,15 @@ def test_url_may_have_a_prefix_and_end_with_the_path_of_the_api(away: Fake, pref
     assert [each[1] for each in away.received] == [f"{prefixed}?limit=1", *[f"{prefixed}?after=x"] * 2]
 
 
+def test_connections_of_several_threads_are_kept(away: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    both = threading.Barrier(2)
+    away.before["/tasks"] = lambda: both.wait(PATIENCE)
+    service = service_at(away.url)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: service.request("GET", "tasks"), range(2)))
+    assert "pool is full" not in caplog.text
+
+
 def test_413_response_is_read_before_the_whole_body_is_sent(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_MAX_BODY="1000")
     with pytest.raises(Refused) as caught:
@@ -342,6 +364,14 @@ def agent(shared_server: Server) -> Agent:
     return Agent(shared_server.url, shared_server.key)
 
 
+@pytest.fixture(params=["http", "file"])
+def any_agent(request: pytest.FixtureRequest, tmp_path: Path, shared_server: Server) -> Iterator[Agent]:
+    """An agent of a server, and one of a database file."""
+    http = request.param == "http"
+    with Agent(shared_server.url, shared_server.key) if http else Agent(db=db_at(tmp_path / "findings.db")) as agent:
+        yield agent
+
+
 @pytest.fixture
 def proxy(fake: Callable[..., Fake], shared_server: Server) -> Fake:
     """A stub server between an agent and the service, which can fail."""
@@ -414,6 +444,143 @@ def test_findings_are_sent_in_batches_limited_by_count_size_and_age(remote: Agen
         run.submit("A finding", "low")
         assert run.submitted.created == 9
     assert batch_sizes(proxy) == [3, 2, 1, 1, 2]
+
+
+def started(run: client_module.RunSession) -> client_module.RunSession:
+    """Return a run whose `submit` sends nothing because of the time, so that only its thread does."""
+    run._last_sent = float("inf")
+    return run
+
+
+def threads_of(function: str) -> list[threading.Thread]:
+    """Return the running threads that call a function of the client."""
+    return [each for each in threading.enumerate() if f"({function})" in each.name]
+
+
+def test_collected_findings_are_sent_in_time_without_another_submit(any_agent: Agent, tune: Tune) -> None:
+    tune(BATCH_AGE=0.05)
+    with any_agent.start() as run:
+        for title in ("One", "Two"):
+            started(run).submit(title, "low")
+            wait_until(lambda title=title: title in any_agent.titles())
+    assert (any_agent.titles(), run.summary.total) == (["One", "Two"], 2)
+
+
+def test_rejection_in_the_thread_of_a_run_is_raised_by_the_next_submit(remote: Agent, tune: Tune) -> None:
+    tune(BATCH_AGE=0.05)
+    with remote.start() as run:
+        started(run).submit("One", "hgh")
+        wait_until(lambda: run._refused)
+        with pytest.raises(FindingsRefused, match="a finding was refused: 'One'"):
+            run.submit("Two", "low")
+    assert (remote.titles(), remote.runs()) == (["Two"], [("completed", None)])
+
+
+def test_lasting_failure_in_the_thread_of_a_run_is_raised_later(remote: Agent, proxy: Fake, tune: Tune) -> None:
+    tune(BATCH_AGE=0.05)
+    with remote.failing(Refused) as run:
+        remote.request("PATCH", f"runs/{run.id}", {"status": "failed", "statusReason": "timeout"})
+        started(run).submit("One", "low")
+        wait_until(lambda: batch_sizes(proxy))
+        for send in (lambda: run.submit("Two", "low"), run.flush):
+            with pytest.raises(Refused) as caught:
+                send()
+            assert caught.value.code == "run_finished"
+    assert remote.caught.code == "run_finished"
+
+
+def test_failed_try_of_the_thread_of_a_run_is_repeated(remote: Agent, proxy: Fake, tune: Tune) -> None:
+    tune(BATCH_AGE=0.05, LAST_TRIES=0.0)
+    with remote.start() as run:
+        proxy.replies = [(503, {}, b""), None, (500, {}, b"")]
+        started(run).submit("One", "low")
+        wait_until(lambda: run.submitted.created)
+    assert (remote.titles(), remote.runs()) == (["One"], [("completed", None)])
+
+
+def test_thread_of_a_run_ends_with_it(agent: Agent) -> None:
+    for ending in (nullcontext(), pytest.raises(ValueError, match="its own")):
+        before = {*threads_of("_send_regularly")}
+        with ending, agent.start():
+            (thread,) = {*threads_of("_send_regularly")} - before
+            if not isinstance(ending, nullcontext):
+                raise ValueError("its own")
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_thread_of_a_run_that_is_interrupted_at_its_start_ends(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, run = threading.Thread.start, agent.start()
+
+    def start_and_raise(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_raise)
+    with pytest.raises(KeyboardInterrupt), run:
+        pytest.fail("it must not begin")
+    assert agent.runs() == [("failed", "KeyboardInterrupt")]
+    wait_until(lambda: not threads_of("_send_regularly"))
+
+
+def test_thread_of_a_run_sends_nothing_after_its_end(remote: Agent, proxy: Fake, tune: Tune) -> None:
+    tune(BATCH_AGE=0.05, LAST_TRIES=0.0)
+    with ExitStack() as locked, remote.failing(ValueError) as run:
+        locked.enter_context(run._lock)
+        run.submit("One", "low")
+        proxy.before[f"{run.id}/tasks"] = lambda: proxy.replies.append((503, {}, b""))
+        time.sleep(0.2)  # the thread then waits for the lock
+        raise ValueError
+    wait_until(lambda: not threads_of("_send_regularly"))
+    assert batch_sizes(proxy) == [1]
+
+
+def test_hanging_request_of_the_thread_does_not_delay_the_end_of_a_run(remote: Agent, proxy: Fake, tune: Tune) -> None:
+    tune(BATCH_AGE=0.05, LAST_TRIES=0.1)
+    hanging, released = threading.Event(), threading.Event()
+
+    def hang_once() -> None:
+        if not hanging.is_set():
+            hanging.set()
+            released.wait(30)
+
+    with remote.failing(ValueError) as run:
+        proxy.before[f"{run.id}/tasks"] = hang_once
+        started(run).submit("One", "low")
+        hanging.wait(PATIENCE)
+        raise ValueError
+    assert batch_sizes(proxy) == [1, 1]
+    released.set()
+
+
+RESUMED_RUN = """
+import os, signal, sys
+from findings_client import Findings
+
+where, title, *killed = sys.argv[1:]
+with Findings(db=where) if where else Findings() as findings:
+    findings.register("web")
+    with findings.run("web", idempotency_key="nightly", resolve_missing=True) as run:
+        print(run.id, run.submitted.created, flush=True)
+        run.submit(title, "low", external_id=title)
+        run.flush()
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("over", ["http", "file"])
+def test_run_with_an_idempotency_key_is_resumed_after_a_kill(tmp_path: Path, server: Server, over: str) -> None:
+    where, program = db_at(tmp_path / "agent.db") if over == "file" else "", (sys.executable, "-c", RESUMED_RUN)
+    first, second, third = (
+        command(where, *arguments, program=program, **server.variables)
+        for arguments in (("One", "killed"), ("Two",), ("Three",))
+    )
+    assert (first.returncode, second.returncode, third.returncode) == (-signal.SIGKILL, 0, 1)
+    assert first.stdout == second.stdout == third.stdout
+    assert "findings_client.Refused: The run is already completed" in third.stderr
+    with Findings(db=where) if where else Findings(server.url, server.key) as findings:
+        assert [(each.title, each.status) for each in findings.tasks()] == [("Two", "open"), ("One", "open")]
 
 
 def test_lost_responses_cause_no_duplicates(remote: Agent, proxy: Fake, tune: Tune) -> None:
@@ -772,6 +939,25 @@ def test_decision_is_in_the_history_and_in_the_brief(agent: Agent, tune: Tune) -
     assert "Decoration." in agent.brief_text(agent.name, target_url=target)
 
 
+def fields_of(model: type[msgspec.Struct], *without: str) -> set[str]:
+    return set(model.__struct_fields__) - {*without}
+
+
+def test_decision_may_have_all_fields_of_the_api(agent: Agent) -> None:
+    with agent.start() as run:
+        run.submit("One", "high")
+        run.submit("Two", "high")
+    two, one = agent.tasks(run_id=run.id)
+    links = [{"rel": "issue", "url": "https://git.example/shop/issues/7"}]
+    agent.triage(one.id, severity="low", links=links)
+    agent.triage(two.id, status="dismissed", reason="duplicate", duplicate_of=one.id, until="2999-01-01")
+    one, two = agent.task(one.id), agent.task(two.id)
+    assert (one.severity, one.reported_severity, one.links) == ("low", "high", links)
+    assert (two.duplicate_of, two.until) == (one.id, "2999-01-01T00:00:00.000Z")
+    assert (agent.triage(one.id, links=[]).links, agent.triage(two.id, until="").until) == ([], None)
+    assert set(client_module.Decision.__annotations__) == fields_of(findings_service.TaskUpdate)
+
+
 def test_gate_of_a_run_depends_on_fail_on_and_only(agent: Agent) -> None:
     with agent.start() as run:
         run.submit("A finding", "medium", external_id="it")
@@ -809,6 +995,167 @@ def test_url_and_key_are_read_from_the_environment(shared_server: Server, monkey
         Findings(key="fts_another").register("web")
     monkeypatch.delenv("FINDINGS_URL")
     assert Findings().where == "http://127.0.0.1:8000"
+
+
+# Agents: fixing
+
+
+def report(agent: Agent, *titles: str, **fields: Any) -> list[str]:
+    """Report findings in a run, and return the ids of their tasks."""
+    with agent.start() as run:
+        for title in titles or ("A finding",):
+            run.submit(title, "high", external_id=title, **fields)
+    return [each.id for each in agent.tasks(run_id=run.id, sort="createdAt")]
+
+
+def events_of(agent: Agent, id: str) -> list[str]:
+    return [entry.event for entry in agent.history(id)]
+
+
+def test_claimed_task_is_released_at_the_end_of_the_block(any_agent: Agent) -> None:
+    (known,) = report(any_agent, evidence="md5(text)")
+    with any_agent.claim(project_type=any_agent.name) as task:
+        assert (task.id, task.status, task.evidence[0].content) == (known, "in_progress", "md5(text)")
+        assert any_agent.task(known).claim.id == task.claim.id
+        with any_agent.claim(project_type=any_agent.name) as nothing:
+            assert nothing is None
+    assert (any_agent.task(known).status, threads_of("_extend")) == ("open", [])
+    assert events_of(any_agent, known) == ["created", "claimed", "released"]
+
+
+def test_claimed_task_is_released_if_the_block_raises(any_agent: Agent) -> None:
+    (known,) = report(any_agent)
+    error = KeyboardInterrupt("its own")
+    with pytest.raises(KeyboardInterrupt) as caught, any_agent.claim(ids=[known]):
+        raise error
+    assert (caught.value is error, error.__cause__, error.__context__) == (True, None, None)
+    assert (any_agent.task(known).status, threads_of("_extend")) == ("open", [])
+
+
+def test_error_of_the_block_is_raised_if_the_claim_cannot_be_released(remote: Agent, proxy: Fake, tune: Tune) -> None:
+    tune(LAST_TRIES=0.0)
+    report(remote)
+
+    def work() -> None:
+        with remote.claim(project_type=remote.name):
+            proxy.stop()
+            raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        work()
+
+
+def test_claim_whose_task_cannot_be_read_is_released(remote: Agent, proxy: Fake) -> None:
+    (known,) = report(remote)
+    proxy.before["/claim"] = lambda: proxy.before.setdefault(known, lambda: proxy.replies.append((500, {}, b"")))
+    with pytest.raises(Refused, match="returned 500"), remote.claim(ids=[known]):
+        pytest.fail("it must not begin")
+    del proxy.before[known]
+    assert remote.task(known).status == "open"
+
+
+def test_claim_takes_the_filters_of_the_api(agent: Agent) -> None:
+    common = {"location": "a.py:1", "tags": ["crypto"]}
+    first, second = report(agent, "First", "Second", rule="S324", **common)
+    filters = {"project_type": agent.name, "rule": "S324", "tag": "crypto", "location": "a.py:1", "severity": ["high"]}
+    with agent.claim(ids=[second, first], seconds=30, **filters) as task, agent.claim(**filters) as other:
+        assert {task.id, other.id} == {first, second}
+    with agent.claim(**filters | {"severity": ["low"]}) as nothing:
+        assert nothing is None
+    assert set(client_module.ClaimFilters.__annotations__) == fields_of(fixing.ClaimRequest, "limit", "seconds")
+    with pytest.raises(Refused, match="/sevrity"), agent.claim(sevrity="high"):
+        pytest.fail("it must not begin")
+
+
+def test_heartbeat_extends_a_claim_until_it_ends(any_agent: Agent, tune: Tune) -> None:
+    tune(HEARTBEATS=600)
+    (known,) = report(any_agent)
+    with any_agent.claim(ids=[known], seconds=30):
+        for _ in range(2):
+            until = any_agent.task(known).claim.until
+            wait_until(lambda until=until: any_agent.task(known).claim.until > until)
+        left = datetime.fromisoformat(any_agent.task(known).claim.until) - datetime.now(UTC)
+        assert 0 < left.total_seconds() <= 30
+        any_agent.triage(known, status="open")
+        wait_until(lambda: not threads_of("_extend"))
+    assert events_of(any_agent, known) == ["created", "claimed", "status"]
+
+
+def test_block_of_a_claim_waits_for_the_heartbeat_in_progress(remote: Agent, proxy: Fake, tune: Tune) -> None:
+    tune(HEARTBEATS=600)
+    (known,) = report(remote)
+    beating = threading.Event()
+
+    def beat_slowly() -> None:
+        if not beating.is_set():
+            beating.set()
+            time.sleep(0.3)
+
+    with remote.claim(ids=[known], seconds=30) as task:
+        proxy.before[task.claim.id] = beat_slowly
+        beating.wait(PATIENCE)
+    assert threads_of("_extend") == []
+
+
+def test_failed_heartbeat_is_repeated_sooner(away: Fake, tune: Tune) -> None:
+    tune(LAST_TRIES=0.0)
+    away.replies = [(200, {}, b"{}"), None, (503, {}, b""), (500, {}, b""), (200, {}, b"{}"), (404, {}, b"")]
+    pauses = list[float]()
+    over = mock.Mock(wait=pauses.append)
+    Findings(away.url, "x" * 20)._extend("claims/a", 30, over)
+    assert pauses == [10, 10, 1, 1, 1, 10]
+
+
+def test_verification_fixed_ends_the_claim_and_leaves_the_task_in_progress(any_agent: Agent) -> None:
+    (known,) = report(any_agent, success_criteria="ruff reports nothing.")
+    issue, commit = ({"rel": rel, "url": f"https://git.example/{rel}/7"} for rel in ("issue", "commit"))
+    with any_agent.claim(ids=[known]) as task:
+        assert task.comment("I take this.", links=[issue]).links == [issue]
+        proof = {"comment": "Checked.", "evidence": "-md5", "criterion": task.success_criteria[0].description}
+        verified = task.verify("fixed", commit="c0ffee", links=[commit], **proof)
+        assert (verified.status, verified.claim, verified.links) == ("in_progress", None, [issue, commit])
+    stored = any_agent.task(known).verification
+    assert (stored.outcome, stored.commit, stored.criterion) == ("fixed", "c0ffee", "ruff reports nothing.")
+    *_, entry = any_agent.history(known)
+    assert (entry.event, entry.comment, entry.evidence[0].content) == ("verified", "Checked.", "-md5")
+    (listed,) = any_agent.tasks(project_type=any_agent.name, status="in_progress", verified="fixed", claimed=False)
+    assert listed.id == known
+    assert set(client_module.Proof.__annotations__) == fields_of(fixing.VerificationRequest, "outcome")
+
+
+def test_other_verifications_keep_the_claim_until_the_end(agent: Agent) -> None:
+    (known,) = report(agent)
+    with agent.claim(ids=[known]) as task:
+        assert task.verify("inconclusive", comment="The tests do not run.").claim.id == task.claim.id
+    assert agent.task(known).status == "open"
+    assert agent.verify(known, "still_present", evidence={"type": "log", "content": "S324"}).claim is None
+
+
+def test_task_whose_claim_has_ended_does_not_use_the_next_claim(agent: Agent) -> None:
+    (known,) = report(agent)
+    with ExitStack() as stack:
+        with agent.claim(ids=[known]) as first:
+            agent.request("DELETE", f"claims/{first.claim.id}")
+            second = stack.enter_context(agent.claim(ids=[known]))
+            first.comment("Still here.")
+            with pytest.raises(Refused, match="no claim") as caught:
+                first.verify("fixed", comment="Checked.")
+            assert caught.value.status == 404
+        assert (agent.task(known).claim.id, agent.task(known).verification) == (second.claim.id, None)
+
+
+def test_proposal_waits_for_a_person(agent: Agent) -> None:
+    one, two = report(agent, "One", "Two")
+    made = agent.propose(two, "dismissed", "duplicate", "The same line.", duplicate_of=one, until="2999-01-01")
+    assert (made.status, made.proposal.duplicate_of, made.proposal.until[:4]) == ("open", one, "2999")
+    assert (made.proposal.reason, made.proposal.comment) == ("duplicate", "The same line.")
+    assert [each.id for each in agent.tasks(project_type=agent.name, proposed=True)] == [two]
+
+
+def test_similar_tasks_say_what_they_have_in_common(agent: Agent) -> None:
+    one, two, _ = report(agent, "Weak hash", "A weak hash", "Slow loop", location="login.py:7")
+    (found,) = agent.similar(one, limit=3)
+    assert (found.id, found.because, agent.similar(one)) == (two, ["location", "words"], [found])
 
 
 # Agents: fingerprints
