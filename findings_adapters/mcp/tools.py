@@ -42,6 +42,11 @@ class Tool(Struct, frozen=True):
         return self.method == "GET"
 
     @property
+    def has_query(self) -> bool:
+        """Whether the arguments that are not in the path are query parameters; otherwise they are a body."""
+        return self.method in ("GET", "DELETE")
+
+    @property
     def ids(self) -> Sequence[str]:
         """The names of the path's parameters, such as `run_id`."""
         return regex.findall(r"\{(\w+)\}", self.path)
@@ -50,7 +55,7 @@ class Tool(Struct, frozen=True):
     def model(self) -> Any:
         """The model of the arguments that are not in the path: of the query, or of the body (a submission's batch)."""
         body = self.operation.body
-        return self.operation.query if self.reads else body[0] if isinstance(body, tuple) else body
+        return self.operation.query if self.has_query else body[0] if isinstance(body, tuple) else body
 
 
 TOOLS = {
@@ -59,22 +64,21 @@ TOOLS = {
         Tool(
             "read_brief",
             "brief",
-            "Call this before you examine a target. Returns its open and dismissed findings with externalIds,"
-            " locations and reasons for dismissal, and the JSON Schema for extensions.",
+            "Call this before you examine a target: its open and dismissed findings, with externalIds, locations and"
+            " reasons for dismissal, and the JSON Schema for extensions.",
         ),
         Tool(
             "register_project_type",
             "project-types",
-            "Register a project type once, before its first run. Repeating the same definition changes nothing;"
-            " a different one with the same name is rejected.",
+            "Register a project type before its first run. The same definition again changes nothing; a different"
+            " one with the same name is rejected.",
             method="POST",
             repeats=True,
         ),
         Tool(
             "start_run",
             "runs",
-            "Start a run: one examination of one target. Returns the run's id, and a warning if the target"
-            " is nearly the same as a known one.",
+            "Start a run: one examination of one target. Follow the warnings in the result.",
             method="POST",
         ),
         Tool(
@@ -89,7 +93,7 @@ TOOLS = {
         Tool(
             "finish_run",
             "runs/{run_id}",
-            "Finish a run permanently; it then takes no more findings.",
+            "Finish a run; it then takes no more findings.",
             method="PATCH",
             destroys=True,  # `resolveMissing` resolves findings
             repeats=True,
@@ -117,10 +121,40 @@ TOOLS = {
             limit=100,
         ),
         Tool(
+            "claim_findings",
+            "tasks/claim",
+            "Claim open findings to fix, worst first: no other agent gets them until the claim runs out. For each,"
+            " read and fix it, then call verify_fix, propose_decision or release_finding.",
+            method="POST",
+        ),
+        Tool(
+            "verify_fix",
+            "tasks/{task_id}/verifications",
+            "Run the check that found a finding again, and report its outcome with proof. `fixed` with `claim` ends the"
+            " claim; the finding stays in progress until a run or a person resolves it.",
+            method="POST",
+        ),
+        Tool(
+            "propose_decision",
+            "tasks/{task_id}/proposal",
+            "Propose that people dismiss or resolve a finding that you should not fix: a false positive, a duplicate."
+            " Until they decide, nothing else changes.",
+            method="PUT",
+            destroys=True,  # replaces an earlier proposal
+            repeats=True,
+        ),
+        Tool(
+            "release_finding",
+            "claims/{claim_id}",
+            "Give back claimed findings that you could not fix; they are open again.",
+            method="DELETE",
+            repeats=True,
+        ),
+        Tool(
             "triage_finding",
             "tasks/{task_id}",
-            "Triage a finding: set its status and reason, assign it, or comment on it. The change is visible to"
-            " everyone and stays in the history.",
+            "Triage a finding: set its status and reason, severity or assignee, or comment on it. Everyone sees the"
+            " change.",
             method="PATCH",
             destroys=True,
         ),
@@ -130,59 +164,75 @@ TOOLS = {
 # Names in the API (members, parameters, a header) whose tool argument has a different name.
 ARGUMENTS = {"tasks": "findings", "after": "next", "Idempotency-Key": "idempotencyKey"}
 
-NEXT = "The `next` of a result, unchanged, for the following page. It contains the other arguments, except ids."
-REQUEST_KEY = "Your own key; if a result is lost, repeat the call with it: the call is executed only once."
+NEXT = "The `next` of a result, unchanged. It contains the other arguments, except ids."
+REQUEST_KEY = "Your own; repeat a lost call with it."
 TARGET = "Exactly as stored."
+ORIGINAL = "With reason duplicate: the other finding's id."
 
 # Descriptions of arguments, where the name and the type are not enough.
 MEANINGS = {
     "run_id": "A run's id from start_run.",
-    "task_id": "A finding's id from submit_findings or list_findings.",
+    "task_id": "A finding's id.",
+    "claim_id": "A claim's id from claim_findings.",
     "BriefQuery.targetUrl": f"{TARGET} If omitted: findings without a target.",
-    "BriefQuery.branch": "Include findings of this branch's runs.",
-    "BriefQuery.limit": "Maximum number of findings.",
-    "RunStart.projectType": "Name of a registered project type.",
-    "RunStart.targetUrl": "The examined site or repository. Project type and target are part of a finding's identity:"
-    " use the same targetUrl in every run.",
-    "RunStart.branch": "The branch; omit it for the main line.",
-    "RunStart.metadata": "Other data about the run: commit, model, versions.",
-    "RunUpdate.statusReason": "Why the run failed, or another note, in one sentence.",
-    "RunUpdate.resolveMissing": "Only with completed, and only if the run examined the whole target: resolve the"
-    " target's findings that have an externalId and that this run did not report.",
-    "TaskReport.externalId": "Your stable id of the finding, the same in every run: build it from rule and place, not"
-    " from wording or line numbers. Without it, each submission creates a new finding.",
-    "TaskReport.status": "Applies only to a new finding; default open.",
+    "BriefQuery.branch": "Include this branch's findings.",
+    "RunStart.projectType": "A registered project type.",
+    "RunStart.targetUrl": "The examined site or repository, a part of findings' identity: the same in every run.",
+    "RunStart.branch": "Omit it for the main line.",
+    "RunStart.metadata": "Such as commit, model, versions.",
+    "RunUpdate.statusReason": "Why it failed, in one sentence.",
+    "RunUpdate.resolveMissing": "Only with completed, and only if the run examined the whole target: resolve its"
+    " findings that the run did not report.",
+    "TaskReport.externalId": "Your id of the finding, the same in every run: from rule and place, not from wording or"
+    " line numbers. Default: computed from rule and location.",
+    "TaskReport.status": "Only for a new finding; default open.",
     "TaskReport.extensions": "Must match the extensionSchema of the project type.",
     "TaskReport.evidence": "Each item needs a label, url or content.",
     "TaskReport.rule": "Id of the broken rule: S101, 1.4.3.",
     "TaskReport.location": "Where it is: src/app.py:42, a URL, a selector.",
     "TaskReport.tags": "Other labels to search by.",
-    "TaskBatch.tasks": "Send an empty list if you found nothing.",
+    "TaskBatch.tasks": "An empty list if you found nothing.",
     "GateQuery.failOn": "The lowest severity that fails the run.",
     "GateQuery.only": "`new`: only what the baseline did not report.",
     "GateQuery.baseline": "A completed run; default: the main line's latest before this one.",
     "TaskQuery.after": NEXT,
     "TaskQuery.targetUrl": TARGET,
     "TaskQuery.mainLine": "`false`: reported only on branches.",
-    "TaskQuery.rule": "Any of these rules.",
+    "TaskQuery.rule": "Any of these.",
     "TaskQuery.location": "This location and below: src and src/app.py match src/app.py:42.",
-    "TaskQuery.tag": "Any of these tags.",
+    "TaskQuery.tag": "Any of these.",
     "TaskQuery.without": "Findings without this field.",
-    "TaskQuery.newIn": "A run: findings that it reported, and its main-line baseline run did not.",
-    "TaskQuery.missingFrom": "A run: open and in-progress findings of its target that it did not report.",
+    "TaskQuery.newIn": "A run: what it reported and its main-line baseline did not.",
+    "TaskQuery.missingFrom": "A run: unfinished findings of its target that it did not report.",
     "TaskQuery.assigned": "`true`: has any assignee.",
     "TaskQuery.createdSince": "A date or time (ISO 8601).",
-    "TaskQuery.q": "Words; each must occur in title, externalId, rule, location, a tag or an evidence label.",
+    "TaskQuery.q": "Words, each in title, externalId, rule, location, a tag or an evidence label.",
     "TaskQuery.view": "`full` adds the bulky fields.",
     "HistoryQuery.after": NEXT,
     "TaskUpdate.reason": "Only with status resolved or dismissed.",
     "TaskUpdate.assignee": 'Who works on it; "" for no one.',
+    "TaskUpdate.severity": "Overrides the reported one; `reported` ends that.",
+    "TaskUpdate.until": 'When a dismissal ends (ISO 8601); "" for never.',
+    "TaskUpdate.duplicateOf": ORIGINAL,
+    "TaskUpdate.links": "Replaces all.",
+    "Link.rel": "pull_request, commit, issue.",
+    "ClaimRequest.targetUrl": TARGET,
+    "ClaimRequest.branch": "Default: the main line.",
+    "ClaimRequest.location": "This location and below.",
+    "ClaimRequest.limit": "Default 1.",
+    "ClaimRequest.seconds": "Default 1800; then others may claim them.",
+    "ReleaseQuery.task": "Default: all of the claim.",
+    "VerificationRequest.claim": "Your claim's id; send it with the last criterion.",
+    "VerificationRequest.criterion": "A success criterion, word for word.",
+    "VerificationRequest.evidence": "Proof, unless in a comment: the diff, the check's output.",
+    "ProposalRequest.until": "When a dismissal ends (ISO 8601).",
+    "ProposalRequest.duplicateOf": ORIGINAL,
     "ProjectTypeDefinition.name": "Letters, digits, '.', '_' and '-'.",
     "ProjectTypeDefinition.extensionSchema": "A JSON Schema for findings' extensions; omit it to allow any.",
 }
 
 # Schema keywords that a tool's schema includes.
-KEYWORDS = ("type", "enum", "items", "properties", "required", "minimum", "maximum", "default", "additionalProperties")
+KEYWORDS = ("type", "enum", "items", "properties", "required", "minimum", "maximum", "default")
 
 
 def slim(schema: Json) -> Json:
@@ -233,11 +283,14 @@ def input_schema(tool: Tool) -> Json:
 
 @cache
 def describe(tool: Tool) -> types.Tool:
-    """Return a tool in MCP's form: name, description, argument schema and hints about its effects."""
+    """Return a tool in MCP's form: name, description, argument schema and hints about its effects.
+
+    Hints that the protocol defaults to, or ignores for a tool that only reads, are left out.
+    """
     hints = types.ToolAnnotations(
-        read_only_hint=tool.reads,
-        destructive_hint=tool.destroys,
-        idempotent_hint=tool.reads or tool.repeats,
+        read_only_hint=tool.reads or None,
+        destructive_hint=None if tool.reads else tool.destroys,
+        idempotent_hint=tool.repeats or None,
         open_world_hint=False,
     )
     return types.Tool(name=tool.name, description=tool.words, input_schema=input_schema(tool), annotations=hints)
