@@ -1,17 +1,18 @@
 // The page: shared state, the frame and one view.
 
 import { createApi, DESCRIPTION } from "./api.js";
-import { createChanges } from "./changes.js";
+import { createChanges, UNDO_TIME } from "./changes.js";
 import { Finding } from "./finding.js";
 import { Findings } from "./findings.js";
 import { createKeys, useKeys } from "./keys.js";
 import { createStore, html, PageContext, render, useEffect, usePage, useState, useStore } from "./lib.js";
 import { Overview } from "./overview.js";
 import { Heading, Menu, Nothing, Text } from "./parts.js";
+import { Proposals } from "./proposals.js";
 import { createRouter, link, toFindings } from "./route.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
-import { createSession, mayTriage } from "./session.js";
+import { createSession, mayDelete } from "./session.js";
 import { ICON, SignIn, SignInAgain } from "./signin.js";
 import { Dialogs, readDraft } from "./triage.js";
 import { ProjectType, ProjectTypes } from "./types.js";
@@ -21,12 +22,12 @@ import { capital, count, object } from "./words.js";
 const VIEWS = {
 	overview: { name: "Overview", list: Overview },
 	findings: { name: "Findings", list: Findings, one: Finding, to: toFindings() },
+	proposals: { name: "Proposals", list: Proposals },
 	runs: { name: "Runs", list: Runs, one: Run },
 	"project-types": { name: "Project types", list: ProjectTypes, one: ProjectType },
 	webhooks: { name: "Webhooks", list: Webhooks, isFull: true },
 };
 const THEMES = ["system", "light", "dark"];
-const TOAST_TIME = 10_000; // milliseconds; u undoes later too
 
 const session = createSession();
 const api = createApi(session);
@@ -51,9 +52,10 @@ function App() {
 
 function Frame() {
 	const { session, router, changes, dialog, memory } = usePage();
+	const undo = () => changes.undo().catch(changes.sayError);
 	const { view, id, query } = useStore(router);
 	const { me } = useStore(session);
-	const views = Object.entries(VIEWS).filter(([, { isFull }]) => !isFull || mayTriage({ me }));
+	const views = Object.entries(VIEWS).filter(([, { isFull }]) => !isFull || mayDelete({ me }));
 	const View = views.find(([name]) => name === view)?.[1][id === null ? "list" : "one"] ?? Unknown;
 	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]);
 	useEffect(() => { // `scrollIntoView` would move the start of the Tab order
@@ -66,7 +68,7 @@ function Frame() {
 		memory.searching = true;
 		router.go(toFindings());
 	};
-	useKeys({ "?": help, "/": search, Escape: () => id !== null && router.go(link(view)) }, true);
+	useKeys({ u: undo, "?": help, "/": search, Escape: () => id !== null && router.go(link(view)) }, true);
 	useEffect(() => {
 		session.refresh();
 		changes.sendUnsent();
@@ -133,7 +135,7 @@ function Toast() {
 	const said = useStore(toast);
 	const { text, cancel } = said;
 	useEffect(() => {
-		const timer = text && !cancel && setTimeout(say, TOAST_TIME, "");
+		const timer = text && !cancel && setTimeout(say, UNDO_TIME, "");
 		return () => clearTimeout(timer);
 	}, [said]);
 	return html`

@@ -8,6 +8,7 @@ import { count, number, object } from "./words.js";
 const UNSENT = `findings:unsent:${API.pathname}`;
 const MOST_AT_ONCE = 1000; // the service's limit of findings per request
 const MOST_UNDONE = 20;
+export const UNDO_TIME = 10_000; // milliseconds in which an undo is offered
 
 const makeKey = () => crypto.getRandomValues(new Uint32Array(4)).join("-"); // randomUUID requires TLS
 const idsOf = (tasks) => tasks.map(({ id }) => id);
@@ -22,6 +23,7 @@ export function createChanges(api) {
 	const sending = createStore(false);
 	const pending = createStore(new Set());
 	const queue = new Set(); // changes without a response
+	const held = []; // decisions that undo drops, until their time is over: {tasks, parts: changes, timer}
 	const undoable = []; // the changes that undo a decision, one list per decision
 	const later = new Map(); // saved findings, by the ETag that a view shows until it reloads
 	let last = Promise.resolve();
@@ -29,7 +31,7 @@ export function createChanges(api) {
 
 	const say = (text, more) => toast.set({ text, ...more });
 	const sayError = (error) => error.name === "AbortError" || say(error.message);
-	const updatePending = () => pending.set(new Set([...queue, ...unsent.get()].flatMap(({ tasks }) => idsOf(tasks))));
+	const updatePending = () => pending.set(new Set([...queue, ...unsent.get(), ...held].flatMap(({ tasks }) => idsOf(tasks))));
 
 	const present = (task) => (later.has(task.etag) ? present(later.get(task.etag)) : task);
 
@@ -46,9 +48,24 @@ export function createChanges(api) {
 		return new Map(await Promise.all(ids.map(async (id) => [id, await read(id)])));
 	}
 
+	/** Delete proposals, for which the API has no request for several. An error's `left` is the unsaved part. */
+	async function reject(change) {
+		for (const [index, { id }] of change.tasks.entries()) {
+			try {
+				await api.request("DELETE", pathOf("tasks", id, "/proposal"));
+			} catch (error) {
+				if (error.status === 404) continue; // it is gone
+				throw Object.assign(error, { left: { ...change, tasks: change.tasks.slice(index) } });
+			}
+		}
+		if (!change.way) changed.set(idsOf(change.tasks));
+	}
+
 	/** Send a change in batches, up to a conflict. An error's `left` is the unsaved part. */
 	async function deliver(change) {
+		if (change.rejects) return reject(change);
 		const { fields, undoes, what } = change;
+		const tell = change.way ? () => {} : say; // a part of a decision was announced before
 		const [before, after, others] = [[], [], new Map()];
 		const isDecision = Object.entries(fields).some(([name, value]) => name !== "comment" && value !== undefined); // a comment overwrites nothing
 		const canGoBack = () => !undoes && canUndo({ tasks: before, fields });
@@ -63,9 +80,9 @@ export function createChanges(api) {
 					end = ` of ${total}. Cancelled.`;
 					left.tasks = lot; // its request cannot be recalled
 					rest.length = 0;
-					say("Cancelling…");
+					tell("Cancelling…");
 				};
-				if (before.length || rest.length) say(`${what}${number(before.length)} of ${total}…`, { cancel: rest.length > 0 && !undoes && cancel });
+				if (before.length || rest.length) tell(`${what}${number(before.length)} of ${total}…`, { cancel: rest.length > 0 && !undoes && cancel });
 				const ifMatch = Object.fromEntries(lot.map(({ id, etag }) => [id, etag]));
 				const body = { ids: Object.keys(ifMatch), ifMatch, ...fields };
 				try {
@@ -87,23 +104,25 @@ export function createChanges(api) {
 					}
 					left = { ...left, tasks: [...ours, ...theirs, ...rest], key: undefined }; // theirs last: a response lists only the first 100
 					if (isKnown && theirs.length) {
-						conflicts.set([...conflicts.get(), { change: left, others: theirs.map(({ id }) => others.get(id)) }]);
+						conflicts.set([...conflicts.get(), { change: { ...left, way: undefined }, others: theirs.map(({ id }) => others.get(id)) }]);
 						changed.set(idsOf([...before, ...theirs]));
-						return say("");
+						return tell("");
 					}
 				}
 			}
 			const done = end ? number(before.length) + end : `${object(before)}.`;
-			say(undoes ? "Undone." : before.length ? what + done : "Nothing changed.", { undo: canGoBack() });
-			changed.set(idsOf(end ? before : change.tasks));
+			tell(undoes ? "Undone." : before.length ? what + done : "Nothing changed.", { undo: canGoBack() });
+			if (!change.way) changed.set(idsOf(end ? before : change.tasks));
 		} catch (error) {
 			error.left = left;
-			say("");
+			tell("");
 			if (before.length) changed.set(idsOf(before));
 			throw error;
 		} finally {
 			if (canGoBack()) {
-				undoable.push([...((change.goesOn && undoable.pop()) || []), ...wayBack(before, after, fields)]);
+				const way = change.way ?? ((change.goesOn && undoable.pop()) || []); // of all parts of the decision
+				way.push(...wayBack(before, after, fields));
+				if (!undoable.includes(way)) undoable.push(way);
 				undoable.splice(0, undoable.length - MOST_UNDONE);
 			}
 		}
@@ -120,8 +139,7 @@ export function createChanges(api) {
 		tryLater(error);
 	}
 
-	/** Queue a change; it becomes unsent if the service cannot be reached. :throws Refusal: */
-	function carryOut(change) {
+	function enqueue(change) {
 		queue.add(change);
 		updatePending();
 		const sent = last.then(() => (unsent.get().length ? keep(change) : deliver(change))).catch((error) => {
@@ -135,7 +153,44 @@ export function createChanges(api) {
 		return sent;
 	}
 
+	/** Queue a change; it becomes unsent if the service cannot be reached. :throws Refusal: */
+	function carryOut(change) {
+		for (const decision of [...held]) release(decision);
+		return enqueue(change);
+	}
+
+	/** Hold a decision that the service cannot undo, until the time for an undo is over or another change is made. */
+	function hold(parts, text) {
+		const decision = { parts, tasks: parts.flatMap(({ tasks }) => tasks) };
+		decision.timer = setTimeout(() => release(decision), UNDO_TIME);
+		held.push(decision);
+		updatePending();
+		changed.set(idsOf(decision.tasks));
+		say(text, { undo: true });
+	}
+
+	function drop(decision) {
+		clearTimeout(decision.timer);
+		held.splice(held.indexOf(decision), 1);
+	}
+
+	async function release(decision) {
+		drop(decision);
+		const way = [];
+		const results = await Promise.allSettled(decision.parts.map((part) => enqueue({ ...part, way })));
+		const failed = results.find(({ status }) => status === "rejected");
+		if (failed) say(`Couldn't save ${object(decision.tasks)}. ${failed.reason.message}`);
+		changed.set(idsOf(decision.tasks));
+	}
+
 	async function undo() {
+		const decision = held.at(-1);
+		if (decision) {
+			drop(decision);
+			updatePending();
+			changed.set(idsOf(decision.tasks));
+			return say("Undone.");
+		}
 		await last;
 		const kept = unsent.get();
 		if (kept.length > sending.get()) {
@@ -177,7 +232,7 @@ export function createChanges(api) {
 	unsent.follow(updatePending);
 	unsent.set(readKept(sessionStorage, UNSENT) ?? []);
 	addEventListener("online", sendUnsent);
-	addEventListener("beforeunload", (event) => queue.size + unsent.get().length + conflicts.get().length && event.preventDefault());
+	addEventListener("beforeunload", (event) => queue.size + held.length + unsent.get().length + conflicts.get().length && event.preventDefault());
 
-	return { toast, changed, conflicts, unsent, sending, pending, present, say, sayError, carryOut, undo, discardFirst, sendUnsent };
+	return { toast, changed, conflicts, unsent, sending, pending, present, say, sayError, carryOut, hold, undo, discardFirst, sendUnsent };
 }

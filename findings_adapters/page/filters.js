@@ -5,7 +5,7 @@ import { useKeys } from "./keys.js";
 import { html, useEffect, useLayoutEffect, useLoad, usePage, useRef, useState, useStore } from "./lib.js";
 import { Field, Select, Text, Toggles } from "./parts.js";
 import { readRoute, toFindings } from "./route.js";
-import { capital, count, SEVERITIES, STATUS_NAMES, STATUSES } from "./words.js";
+import { capital, count, OUTCOMES, SEVERITIES, STATUS_NAMES, STATUSES } from "./words.js";
 
 const LABELS = { // of the filters that are shown as chips
 	projectType: "Type",
@@ -14,6 +14,9 @@ const LABELS = { // of the filters that are shown as chips
 	mainLine: "Main branch",
 	assignee: "Assignee",
 	assigned: "Assigned",
+	claimed: "Claim",
+	proposed: "Proposal",
+	verified: "Verification",
 	createdSince: "Created since",
 	createdBefore: "Created before",
 	rule: "Rule",
@@ -30,6 +33,9 @@ const SORTS = [["severity", "Most severe first"], ["-createdAt", "Newest first"]
 const CHIPS = {
 	mainLine: { true: "Main branch", false: "Other branches" },
 	assigned: { true: "Assigned", false: "Unassigned" },
+	claimed: { true: "Claimed", false: "Not claimed" },
+	proposed: { true: "With a proposal", false: "Without a proposal" },
+	verified: { ...OUTCOMES, none: "Not verified" },
 	without: { rule: "No rule", location: "No file", tag: "No tag" },
 };
 const KINDS = { "open,in_progress": "unresolved", "resolved,dismissed": "closed" };
@@ -183,8 +189,9 @@ export function Filters({ query, filters, change: onChange, isReady, data }) {
 					${more && html`<div class="grid">
 						<${Where} query=${query} onChange=${onChange} target=${suggested("targetUrl")} />
 						${suggested("assignee", { first: [mine], onChange: (assignee) => onChange({ assignee, assigned: "" }) })}
-						<${Select} ...${of("assigned")} options=${[["", "Any"], ["true", "Assigned"], ["false", "Unassigned"]]}
-							onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
+						${["assigned", "claimed", "proposed", "verified"].map((name) => html`
+							<${Select} ...${of(name)} options=${[["", "Any"], ...Object.entries(CHIPS[name])]}
+								onChange=${(value) => onChange({ [name]: value, ...(name === "assigned" && { assignee: "" }) })} />`)}
 						${["rule", "location", "tag"].map((name) => suggested(name))}
 						${["createdSince", "createdBefore"].map((name) => html`<${Field} ...${of(name)} type="date" value=${filters[name]?.slice(0, 10)} />`)}
 					</div>`}

@@ -1,22 +1,25 @@
 // One finding, with its history.
 
 import { API, pathOf } from "./api.js";
+import { latestVerifications } from "./decisions.js";
 import { Evidence } from "./evidence.js";
+import { Claim, Links, Original, Proposal, Similar, Verified } from "./fixing.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, keepAs, readKept, useAnswer, usePage, useRef, useStore } from "./lib.js";
 import { News } from "./lists.js";
 import { markdownOf } from "./markdown.js";
-import { Address, Copy, Fact, Form, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time } from "./parts.js";
+import { Address, Copy, Fact, Form, Heading, Loaded, Outside, Place, Section, Severity, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link, readRoute, toFindings } from "./route.js";
+import { Decision } from "./rows.js";
 import { mayTriage } from "./session.js";
 import { commitOf, documentsOf, sourceLink, stepsOf } from "./source.js";
 import { DeleteButton, useTriage } from "./triage.js";
 import { Value } from "./values.js";
 import { Walk } from "./walk.js";
 import { tagName } from "./wcag.js";
-import { count, cut, REASONS } from "./words.js";
+import { count, cut } from "./words.js";
 
 export function Finding({ id }) {
 	const { router: { go, origin }, session } = usePage();
@@ -28,7 +31,7 @@ export function Finding({ id }) {
 	const buttons = useTriage(() => tasks, tasks);
 	return html`
 		<nav class="trail" aria-label="Trail">
-			<a href=${origin}>${{ overview: "Overview", runs: "Run" }[readRoute(origin).view] ?? "Findings"}</a>
+			<a href=${origin}>${{ overview: "Overview", proposals: "Proposals", runs: "Run" }[readRoute(origin).view] ?? "Findings"}</a>
 			<${Walk} id=${id} />
 		</nav>
 		<${Loaded} from=${loaded} what="the finding" title="Finding">${([task, entries]) => html`
@@ -36,8 +39,8 @@ export function Finding({ id }) {
 				<${News} kind=${path} ...${loaded} data=${task} /><//>`}<//>`;
 }
 
-const Step = ({ instruction, description, automatable }) => html`
-	<li><${Prose} of=${instruction ?? description} />${automatable && html`<span class="kind">machine-checkable</span>`}</li>`;
+const Step = ({ instruction, description, automatable, verification }) => html`
+	<li><${Prose} of=${instruction ?? description} />${automatable && html`<span class="kind">machine-checkable</span> `}<${Verified} of=${verification} /></li>`;
 
 function Whole({ task, history, next, path, buttons, origin, children }) {
 	const { id, rule, location, branch, assignee, evidence, externalId, description, lastRunId, targetUrl } = task;
@@ -46,27 +49,35 @@ function Whole({ task, history, next, path, buttons, origin, children }) {
 	const [commit, source] = run ? [commitOf(run), sourceLink(task, run)] : [];
 	const address = new URL(link("findings", id), document.baseURI).href;
 	const steps = stepsOf(task);
+	const its = { task, may: !!buttons };
+	const verifications = latestVerifications(history, task.verification);
+	const criteria = task.successCriteria.map((each) => ({ ...each, verification: verifications.get(each.description) }));
 	// link to the unresolved findings that share a value, on the main branch or on that of a finding of a branch only
 	const alike = (to, of, more) => html`<a href=${toFindings({ ...(branch && { branch, mainLine: "" }), ...to })} ...${more}><${Text} of=${of} /></a>`;
 	return html`
 		<${Heading} title=${task.title} of=${cut(task.title, 60)}>
-			<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /> ${task.reason && (REASONS[task.reason] ?? task.reason)}</p>${children}<//>
+			<p class="badges"><${Severity} is=${task.severity} /> ${
+				task.reportedSeverity && html`<span class="muted">(reported: ${task.reportedSeverity})</span> `}<${Decision} of=${task} /></p>${children}<//>
 		<div class="lead">
 			${location && html`<p><code><${Address} url=${location} /></code> ${source && html`<${Outside} href=${source}>View source<//>`} ${alike({ targetUrl, location }, "Other findings here")}</p>`}
 			<p>
 				${rule && html`<span>Rule ${alike({ rule }, rule)}</span>`}
 				${documentsOf(task).map((href) => html`<${Outside} href=${href}><span title=${href}>Documentation</span><//>`)}
+				<${Links} of=${task.links} />
 				<span>${assignee ? html`Assigned to <strong><${Text} of=${assignee} /></strong>` : "Unassigned"}</span>
+				<${Claim} ...${its} />
+				<${Verified} of=${verifications.get(null)} />
 			</p>
 			<p class="copies"><${Copy} name="Copy link" text=${address} /><${Copy} name="Copy as Markdown" text=${() => markdownOf(task, address, source)} /></p>
 		</div>
 		${buttons && html`<div class="triage">${buttons}</div>`}
+		<${Proposal} ...${its} />
 		<div class="columns">
 			<article>
 				<${Section} title="Evidence" of=${evidence.length}>
 					<ol class="evidence">${evidence.map((item) => html`<${Evidence} item=${item} location=${location} />`)}</ol><//>
 				<${Section} title="Remediation" of=${steps.length}><ol class="steps">${steps.map(Step)}</ol><//>
-				<${Section} title="Success criteria" of=${task.successCriteria.length}><ul class="steps">${task.successCriteria.map(Step)}</ul><//>
+				<${Section} title="Success criteria" of=${task.successCriteria.length}><ul class="steps">${criteria.map(Step)}</ul><//>
 				<${Section} title="Description" of=${description}><${Prose} of=${description} /><//>
 				<details class="technical"><summary>Technical details</summary>
 					<dl>
@@ -90,8 +101,10 @@ function Whole({ task, history, next, path, buttons, origin, children }) {
 					<${Fact} name="Last reported"><a href=${link("runs", lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
 					<${Fact} name="Commit" of=${commit}><${Outside} href=${commit?.href}><code>${commit?.name}</code><//><//>
 					<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
+					<${Fact} name="Duplicate of" of=${task.duplicateOf}><${Original} id=${task.duplicateOf} /><//>
 				</dl>
 				<${DeleteButton} what="this finding" path=${path} to=${origin}>Its history is deleted too.<//>
+				<${Similar} ...${its} />
 			</aside>
 		</div>`;
 }

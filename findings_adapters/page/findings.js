@@ -5,12 +5,12 @@ import { gather, MOST_GATHERED, whileRead } from "./gather.js";
 import { filtersOf, GROUPINGS, isOf, nameGroups, narrowed } from "./grouping.js";
 import { useKeys } from "./keys.js";
 import { html, useEffect, useLayoutEffect, usePage, useRef } from "./lib.js";
-import { News, Pager, Table, useList, useSelection } from "./lists.js";
+import { Chosen, News, Pager, resume, Table, useList, useSelection } from "./lists.js";
 import { Heading, Loaded, Menu, NoneListed, Severity, Text, Time } from "./parts.js";
 import { link, toFindings } from "./route.js";
-import { alikeIn, Cut, Decision, Meta } from "./rows.js";
+import { alikeIn, Cut, Decision, reasonOf, Title } from "./rows.js";
 import { useTriage } from "./triage.js";
-import { count, number, REASONS, SEVERITIES, STATUS_NAMES } from "./words.js";
+import { count, number, SEVERITIES, STATUS_NAMES } from "./words.js";
 
 const MOST_EXPORTED = 100_000;
 const MOST_GROUPS = 200; // the API's limit
@@ -19,12 +19,9 @@ export function Findings({ query }) {
 	const { memory, router } = usePage();
 	const filters = queryOf(query);
 	const by = Object.hasOwn(GROUPINGS, query.group) && query.group;
-	const { seen, filters: walked } = memory.walk ?? {};
+	const seen = !by && resume(memory, "tasks", filters);
 	let to = Object.keys(query).length === 0 && toFindings();
-	if (seen && !by && JSON.stringify(walked) === JSON.stringify(filters)) { // back from a finding, to the one that was shown last
-		(memory.lists.tasks ??= {}).cursor = seen.id;
-		to = link("findings", null, { ...query, page: seen.page > 1 ? seen.page : "" });
-	}
+	if (seen) to = link("findings", null, { ...query, page: seen.page > 1 ? seen.page : "" });
 	const isElsewhere = to && to !== location.hash;
 	useLayoutEffect(() => {
 		if (memory.walk) memory.walk.seen = null;
@@ -42,12 +39,7 @@ const ListFrame = ({ list, title, extra, kind, table, rest, text, actions }) => 
 			? html`<${NoneListed} what="finding" view="findings" isFiltered />`
 			: html`<${Table} kind=${kind} ...${list} ...${table} />${rest}`)}
 	<//>
-	${list.chosen.size > 0 && html`
-		<section class="actions" aria-label="Actions on the selection">
-			<strong aria-live="polite">${text}<span class="roomy"> selected</span></strong>
-			${actions}
-			<button class="quiet" aria-label="Clear selection" onClick=${() => list.set([])}>✕</button>
-		</section>`}`;
+	<${Chosen} list=${list} text=${text}>${actions}<//>`;
 
 function List({ query, filters }) {
 	const page = usePage();
@@ -114,11 +106,9 @@ function columnsOf(query, tasks) {
 	return [
 		["severity", "Severity", ({ severity }) => html`<${Severity} is=${severity} />`],
 		["title", "Finding", (task) => html`
-			<div class="line"><a id="row-${task.id}" href=${link("findings", task.id)} title=${task.title}><${Text} of=${task.title} /></a>
-				${task.tags.map((tag) => html`<a class="kind" tabindex="-1" href=${tagged(tag)}><${Text} of=${tag} /></a>`)}</div>
-			<${Meta} task=${task} alike=${alike} />`],
+			<${Title} task=${task} alike=${alike}>${task.tags.map((tag) => html`<a class="kind" tabindex="-1" href=${tagged(tag)}><${Text} of=${tag} /></a>`)}<//>`],
 		isOne
-			? tasks.some(({ reason }) => reason) && ["status", "Reason", ({ reason }) => REASONS[reason] ?? reason]
+			? tasks.some(reasonOf) && ["status", "Reason", reasonOf]
 			: ["status", "Status", (task) => html`<${Decision} of=${task} />`],
 		["assignee", "Assignee", ({ assignee }) => html`<${Cut} of=${assignee} />`],
 		["age", "Age", ({ createdAt }) => html`<${Time} at=${createdAt} />`],

@@ -4,6 +4,7 @@ import { nextCursor } from "./api.js";
 import { number } from "./words.js";
 
 export const MOST_GATHERED = 10_000;
+export const LIMIT = 200; // of a request
 let control = new AbortController(); // of all reading in progress
 
 function cancelReading({ changes }) {
@@ -12,17 +13,18 @@ function cancelReading({ changes }) {
 	changes.say("");
 }
 
-/** :throws AbortError: after `cancelReading` */
-export async function gather(page, filters) {
+/** Return findings, with their `total` and `etag`. With a `signal`, this is not announced. :throws AbortError: after `cancelReading` */
+export async function gather(page, filters, most = MOST_GATHERED, signal) {
 	const { api, changes } = page;
 	const tasks = [];
 	let after;
 	do {
-		const list = await api.get("tasks", { ...filters, limit: 200, after }, control.signal);
-		tasks.push(...list.tasks);
-		after = tasks.length < MOST_GATHERED && nextCursor(list);
-		const text = after && `Reading ${number(tasks.length)} of ${number(Math.min(list.total, MOST_GATHERED))} findings…`;
-		changes.say(text || "", { cancel: after && (() => cancelReading(page)) });
+		const { data, etag } = await api.request("GET", "tasks", { query: { ...filters, limit: LIMIT, after }, signal: signal ?? control.signal });
+		tasks.push(...data.tasks);
+		Object.assign(tasks, { total: data.total, etag: tasks.etag ?? etag });
+		after = tasks.length < most && nextCursor(data);
+		const text = after && `Reading ${number(tasks.length)} of ${number(Math.min(data.total, most))} findings…`;
+		if (!signal) changes.say(text || "", { cancel: after && (() => cancelReading(page)) });
 	} while (after);
 	return tasks;
 }

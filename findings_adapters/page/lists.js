@@ -88,6 +88,13 @@ export function useList(view, kind, query, filters, load = loadPage) {
 	return { ...loaded, data, items: items ?? [], query, filters, of, page, change, turn, isReady, cursor, index, setCursor, move };
 }
 
+/** Return {id, page} of the finding that a walk through a list with these filters showed last, and move the list's cursor there. */
+export function resume({ lists, walk }, kind, filters) {
+	if (!walk?.seen || JSON.stringify(walk.filters) !== JSON.stringify(filters)) return null;
+	(lists[kind] ??= {}).cursor = walk.seen.id;
+	return walk.seen;
+}
+
 function newsOf(shown, items, total) {
 	const before = new Map(shown.items.map(({ id, updatedAt }) => [id, updatedAt]));
 	const unknown = items.filter(({ id }) => !before.has(id)).length;
@@ -98,7 +105,7 @@ function newsOf(shown, items, total) {
 }
 
 /** Check whether `data` changed, and offer to load it again. */
-export function News({ kind, data, loading, reload }) {
+export function News({ kind, data, loading, reload, hint = "r" }) {
 	const { api } = usePage();
 	const [news, setNews] = useState({});
 	const look = async () => {
@@ -114,7 +121,7 @@ export function News({ kind, data, loading, reload }) {
 	}, [data, loading]);
 	const text = news.of === data && news.text;
 	return html`<span class="news" role="status">${text && html`
-		<span>${text}</span> <button class="quiet" onClick=${reload}>Refresh <kbd aria-hidden="true">r</kbd></button>`}</span>`;
+		<span>${text}</span> <button class="quiet" onClick=${reload}>Refresh ${hint && html`<kbd aria-hidden="true">${hint}</kbd>`}</button>`}</span>`;
 }
 
 export function Pager({ data: { items, limit, next, total }, page, turn }) {
@@ -142,7 +149,13 @@ function createSelection({ changed }) {
 	return store;
 }
 
-/** Add `chosen`, the selected items by id, and `taken`, their present state or else the item under the cursor, to a list. */
+/** Return whether an item, or each of a heading's `tasks`, is selected. */
+const isChosen = (chosen, { id, tasks }) => (tasks ? tasks.every((task) => chosen.has(task.id)) : chosen.has(id));
+
+/**
+ * Add `chosen`, the selected items by id, and `taken`, their present state or else the item under the cursor, to a list.
+ * An item with `tasks` is a heading that stands for them.
+ */
 export function useSelection(list) {
 	const { changes, memory, session } = usePage();
 	const { items, index, setCursor, move } = list;
@@ -152,12 +165,13 @@ export function useSelection(list) {
 	const kept = useStore(store);
 	const chosen = kept.of === of ? kept.chosen : NONE;
 	const anchor = useRef(null); // the id at which a range starts
-	const set = (all) => may && store.set({ of, chosen: new Map(all.map((item) => [item.id, item])) });
+	const set = (all) => may && store.set({ of, chosen: new Map(all.filter(({ tasks }) => !tasks).map((item) => [item.id, item])) });
 	const put = (some, on) => {
 		const all = [...chosen.values()];
 		set(on ? [...all, ...some] : all.filter((item) => !some.some(({ id }) => id === item.id)));
 	};
 	const choose = (item, isRange) => {
+		if (item.tasks) return put(item.tasks, !isChosen(chosen, item));
 		const [to, from] = [item.id, isRange ? anchor.current : item.id].map((id) => items.findIndex((each) => each.id === id));
 		anchor.current = item.id;
 		put(from < 0 ? [item] : items.slice(Math.min(from, to), Math.max(from, to) + 1), !chosen.has(item.id));
@@ -178,21 +192,28 @@ export function useSelection(list) {
 		J: () => extend(1),
 		K: () => extend(-1),
 	});
-	const taken = chosen.size ? [...chosen.values()].map(present) : at;
+	const taken = chosen.size ? [...chosen.values()].map(present) : at[0]?.tasks ?? at;
 	const advance = () => chosen.size === 0 && move(1); // the decided item may leave the list
 	return { ...list, may, chosen, taken, set, put, choose, advance };
 }
 
+export const Chosen = ({ list, text, children }) => list.chosen.size > 0 && html`
+	<section class="actions" aria-label="Actions on the selection">
+		<strong aria-live="polite">${text}<span class="roomy"> selected</span></strong>
+		${children}
+		<button class="quiet" aria-label="Clear selection" onClick=${() => list.set([])}>✕</button>
+	</section>`;
+
 /** Show `columns`: [name, heading, function that shows an item's cell]. CSS's `display` removes the implicit roles. */
 export function Table({ name, kind, columns, items, loading = false, cursor, setCursor, may, chosen = NONE, put, choose }) {
 	const pending = useStore(usePage().changes.pending);
-	const total = items.filter(({ id }) => chosen.has(id)).length;
+	const total = items.filter((item) => isChosen(chosen, item)).length;
 	const isAll = total === items.length;
 	const box = (label, state) => html`<label><input type="checkbox" aria-label=${label} ...${state} /></label>`;
 	const shown = may ? [[
 		"choose",
 		box("Select all on this page", { checked: isAll, indeterminate: total > 0 && !isAll, onChange: () => put(items, !isAll) }),
-		(item) => box(`Select: ${item.title}`, { checked: chosen.has(item.id), onClick: (event) => choose(item, event.shiftKey) }),
+		(item) => box(`Select: ${item.title}`, { checked: isChosen(chosen, item), onClick: (event) => choose(item, event.shiftKey) }),
 	], ...columns] : columns;
 	return html`
 		<table class="list ${kind} ${may ? "full" : ""}" role="table" aria-busy=${String(loading)}>
@@ -203,7 +224,7 @@ export function Table({ name, kind, columns, items, loading = false, cursor, set
 			<tbody role="rowgroup">
 				${items.map((item) => html`
 					<tr role="row" key=${item.id} aria-busy=${pending.has(item.id) ? "true" : undefined}
-						class="${item.id === cursor ? "here" : ""} ${chosen.has(item.id) ? "chosen" : ""} ${pending.has(item.id) ? "pending" : ""}">
+						class="${item.id === cursor ? "here" : ""} ${isChosen(chosen, item) ? "chosen" : ""} ${pending.has(item.id) ? "pending" : ""}">
 						${shown.map(([column, , show]) => html`<${Cell} kind=${column} arrive=${() => setCursor?.(item.id)}>${show(item)}<//>`)}
 					</tr>`)}
 			</tbody>

@@ -40,6 +40,9 @@ export const Address = ({ url }) => html`<${Outside} href=${webAddress(url ?? ""
 
 export const Time = ({ at, long }) => html`<time datetime=${at} title=${moment(at)}>${long ? moment(at) : age(at)}</time>`;
 
+/** Name who did something: a person or else the key. Without either, the service itself did it. */
+export const By = ({ of: { user, by } }) => html`<strong><${Text} of=${user ?? by} missing="The service" /></strong>`;
+
 const isWanted = (given) => !("of" in given) || Boolean(given.of); // an `of` that is undefined is empty, too
 
 export const Fact = ({ name, children, ...given }) => isWanted(given) && html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;

@@ -5,7 +5,7 @@ import { html, usePage } from "./lib.js";
 import { Severity, Status, Text, Time } from "./parts.js";
 import { link } from "./route.js";
 import { walkOf } from "./walk.js";
-import { REASONS } from "./words.js";
+import { clock, cut, day, REASONS } from "./words.js";
 
 export const Cut = ({ of, kind = "" }) => of && html`<span class="cut ${kind}" title=${of}><${Text} of=${of} /></span>`;
 
@@ -23,16 +23,25 @@ export function alikeIn(tasks, query) {
 	return { projectType: query.projectType || same((task) => task.projectType), target: same(targetName) || (query.targetUrl && same(({ branch }) => branch)) };
 }
 
-export const Meta = ({ task, alike }) => html`
+const Meta = ({ task, alike }) => html`
 	<p class="meta">
 		<${Cut} of=${task.rule} />
 		${task.location && html`<${Location} of=${task.location} />`}
 		${!alike.projectType && html`<${Cut} of=${task.projectType} kind="type" />`}
 		${!alike.target && html`<${Cut} of=${targetName(task)} kind="target" />`}
+		${task.claim && html`<${Cut} of="Claimed by ${cut(task.claim.user ?? task.claim.by, 60)} until ${clock(task.claim.until)}" />`}
 	</p>`;
 
-export const Decision = ({ of: { status, reason } }) => html`
-	<${Status} is=${status} />${reason && html` <span class="reason">${REASONS[reason] ?? reason}</span>`}`;
+/** Show the title and the second line of a finding in a table. */
+export const Title = ({ task, alike, children }) => html`
+	<div class="line"><a id="row-${task.id}" href=${link("findings", task.id)} title=${task.title}><${Text} of=${task.title} /></a>${children}</div>
+	<${Meta} task=${task} alike=${alike} />`;
+
+/** Return why a finding is closed and until when, such as "until 1 Dec · Accepted risk". */
+export const reasonOf = ({ reason, until }) => [until && `until ${day(until)}`, REASONS[reason] ?? reason].filter(Boolean).join(" · ");
+
+export const Decision = ({ of: task }) => html`
+	<${Status} is=${task.status} />${reasonOf(task) && html` <span class="reason">${reasonOf(task)}</span>`}`;
 
 /** Show the first findings of the list that has the filters `list`. */
 export function FindingRows({ tasks, whose, list }) {

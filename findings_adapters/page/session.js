@@ -115,4 +115,7 @@ export function createSession() {
 }
 
 /** Return whether a key may triage. */
-export const mayTriage = ({ me }) => me?.level === "full";
+export const mayTriage = ({ me }) => ["triage", "full"].includes(me?.level);
+
+/** Return whether a key may delete data and manage webhooks. */
+export const mayDelete = ({ me }) => me?.level === "full";

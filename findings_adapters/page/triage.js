@@ -1,15 +1,15 @@
 // Triage of findings: keys, buttons and dialogs.
 
 import { API, pathOf } from "./api.js";
-import { keepable } from "./decisions.js";
+import { chosenSeverity, keepable } from "./decisions.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, keepAs, readKept, useAnswer, usePage, useStore } from "./lib.js";
 import { Dialog, Form, Input, Menu, Text } from "./parts.js";
 import { link } from "./route.js";
 import { Decision } from "./rows.js";
-import { mayTriage } from "./session.js";
-import { count, cut, number, object, REASONS, REASONS_FOR } from "./words.js";
+import { mayDelete, mayTriage } from "./session.js";
+import { capital, count, cut, dateValue, number, object, REASONS, REASONS_FOR, SEVERITIES } from "./words.js";
 
 const DRAFTS = `findings:drafts:${API.pathname}`;
 const LAST_REASON = "findings:reason:"; // of each status
@@ -22,7 +22,9 @@ const ACTIONS = [ // key, button, status; the first two have room on a phone
 	["2", "Start", "in_progress"],
 	["a", "Assign…"],
 	["c", "Comment…"],
+	["s", "Severity…"],
 ];
+const DIALOG_KINDS = { a: "assign", s: "severity" }; // of other keys: "comment"
 const SHORTCUTS = [
 	["j k", "Next / previous finding"],
 	["n p", "Next / previous page"],
@@ -31,6 +33,7 @@ const SHORTCUTS = [
 	["/", "Search"],
 	["g", "Group by rule on/off"],
 	["r", "Refresh"],
+	["a r", "Accept / reject, in Proposals"],
 	["x", "Select (Shift-click for a range)"],
 	["J K", "Extend the selection down / up"],
 	["X", "Select all that match"],
@@ -43,6 +46,14 @@ const drafts = new Map(readKept(sessionStorage, DRAFTS)); // dialogs with typed 
 /** Return "Dismissed " for "Dismiss". */
 const done = (verb) => `${verb.replace(/e?$/, "ed")} `;
 
+/** Return whether the key may triage, and say so if it may not. */
+export function checkLevel({ changes, session }) {
+	const { me } = session.get();
+	if (mayTriage({ me })) return true;
+	changes.say(`Your key is ${me.level === "read" ? "read-only" : `of level ${me.level}`}. Triage needs a key of level triage.`);
+	return false;
+}
+
 const isOfAll = (tasks, status) => tasks.length > 0 && tasks.every((task) => task.status === status);
 
 /**
@@ -50,21 +61,19 @@ const isOfAll = (tasks, status) => tasks.length > 0 && tasks.every((task) => tas
  * once the status of one finding is decided, before it is saved. `extra` is shown in the menu "More" of a phone.
  */
 export function useTriage(chosen, shown = [], advance = () => {}, extra) {
-	const { changes, dialog, session } = usePage();
+	const page = usePage();
+	const { changes, dialog } = page;
 	useStore(changes.pending);
 	const isPending = ({ id }) => changes.pending.get().has(id);
 	const act = ([key, name, status]) => {
-		const { me } = session.get();
-		if (!mayTriage({ me })) {
-			return changes.say(`Your key is ${me.level === "read" ? "read-only" : `of level ${me.level}`}. Triage needs a key of level full.`);
-		}
+		if (!checkLevel(page)) return;
 		const box = key === "c" && document.getElementById("comment"); // of a finding's view
 		if (box) return box.focus();
 		const [tasks, verb] = [chosen(), name.replace("…", "")];
 		const isAsking = !status || status === "dismissed" || tasks.ready; // also for another reason
 		if (!tasks.length) changes.say("Select a finding first (j/k, x).");
 		else if (!isAsking && !tasks.some(isPending) && isOfAll(tasks.map(changes.present), status)) changes.say("Nothing changed.");
-		else if (isAsking || tasks.length > 1) dialog.set({ kind: key === "a" ? "assign" : "comment", tasks, status, verb, advance });
+		else if (isAsking || tasks.length > 1) dialog.set({ kind: DIALOG_KINDS[key] ?? "comment", tasks, status, verb, advance });
 		else {
 			const saved = changes.carryOut({ tasks, fields: { status, reason: FIRST_REASONS[status] }, verb, what: done(verb) });
 			saved.catch((error) => changes.say(`Couldn't save ${object(tasks)}. ${error.message}`));
@@ -72,7 +81,7 @@ export function useTriage(chosen, shown = [], advance = () => {}, extra) {
 		}
 	};
 	const keys = Object.fromEntries(ACTIONS.map((action) => [action[0], () => act(action)]));
-	useKeys({ ...keys, u: () => changes.undo().catch(changes.sayError) });
+	useKeys(keys);
 	const offered = ACTIONS.filter(([key, , status]) => key === "4" || !status || !isOfAll(shown, status));
 	const button = (action, style) => html`
 		<button class=${style} title="${action[1]} (${action[0]})" onClick=${() => act(action)}>${action[1]}</button>`;
@@ -129,37 +138,49 @@ function Asking({ asked, title, onClose, children, ...form }) {
 		<//>`;
 }
 
-/** Ask for a comment, and for a reason if the status has any: the last one is preset. */
+/** Return the names and texts to choose from for a dialog: severities, or reasons if the status has any. */
+const choicesOf = (isSeverity, status, reported) => (isSeverity
+	? [...SEVERITIES.map((name) => [name, capital(name)]), ["reported", `As reported${reported ? ` (${reported})` : ""}`]]
+	: REASONS_FOR[status]?.map((name) => [name, REASONS[name] ?? "No reason given"]));
+
+/** Ask for a comment, and for a severity or a reason: the last reason is preset. A dismissal may end at a date. */
 function CommentDialog({ asked }) {
 	const page = usePage();
 	const { tasks, status } = asked;
-	const verb = status ? asked.verb : "Comment on";
-	asked.name ??= JSON.stringify([status, tasks.label, Array.from(tasks, (task) => task?.id).sort()]);
+	const isSeverity = asked.kind === "severity";
+	const isOptional = status || isSeverity;
+	const one = (tasks.length === 1 && tasks[0]) || null;
+	const verb = status ? asked.verb : isSeverity ? "Set severity of" : "Comment on";
+	asked.name ??= JSON.stringify([status ?? asked.kind, tasks.label, Array.from(tasks, (task) => task?.id).sort()]);
 	const typed = () => drafts.get(asked.name)?.text ?? "";
 	const onClose = (isEscape) => {
 		const text = isEscape ? typed() : "";
 		keepDraft(asked, text, true);
 		if (text) page.changes.say("Draft kept.");
 	};
-	const reasons = REASONS_FOR[status];
-	const preset = sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status];
-	const onSubmit = ({ elements: { reason, comment } }) => {
-		if (reasons) sessionStorage.setItem(LAST_REASON + status, reason.value);
-		const fields = { status, reason: reason?.value || undefined, comment: comment.value.trim() ? comment.value : undefined };
-		return submit(page, asked, { fields, verb, what: status ? done(verb) : "Commented on " });
+	const choices = choicesOf(isSeverity, status, one && (one.reportedSeverity ?? one.severity));
+	const preset = asked.choice ?? (isSeverity ? one && chosenSeverity(one) : sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status]);
+	const end = one?.until ? dateValue(one.until) : "";
+	const onSubmit = ({ elements: { choice, comment, until } }) => {
+		Object.assign(asked, { choice: choice?.value, until: until?.value }); // kept if the service refuses them
+		if (status && choices) sessionStorage.setItem(LAST_REASON + status, choice.value);
+		const fields = { status, [isSeverity ? "severity" : "reason"]: choice?.value || undefined, comment: comment.value.trim() ? comment.value : undefined };
+		if (until && until.value !== end) fields.until = until.value && new Date(`${until.value}T00:00`).toISOString();
+		return submit(page, asked, { fields, verb, what: status ? done(verb) : isSeverity ? `${verb} ` : "Commented on " });
 	};
 	return html`
-		<${Asking} asked=${asked} title="${verb} ${object(tasks)}${status ? "?" : ""}" action=${asked.verb} onSubmit=${onSubmit} onClose=${onClose}>
-			${reasons && html`
-				<fieldset class="choices"><legend>Reason</legend>
-					${reasons.map((name) => html`
-						<label><input type="radio" name="reason" value=${name} required defaultChecked=${preset === name}
-							autofocus=${name === (preset ?? reasons[0])} /> ${REASONS[name] ?? "No reason given"}</label>`)}
+		<${Asking} asked=${asked} title="${verb} ${object(tasks)}${status ? "?" : ""}" action=${isSeverity ? "Set severity" : asked.verb} onSubmit=${onSubmit} onClose=${onClose}>
+			${choices && html`
+				<fieldset class="choices"><legend>${isSeverity ? "Severity" : "Reason"}</legend>
+					${choices.map(([name, text]) => html`
+						<label><input type="radio" name="choice" value=${name} required defaultChecked=${preset === name}
+							autofocus=${name === (preset ?? choices[0][0])} /> ${text}</label>`)}
 				</fieldset>`}
-			<label class="field"><span>Comment${status ? " (optional)" : ""}</span>
-				<textarea name="comment" rows="4" maxlength="4000" required=${!status} defaultValue=${typed()} autofocus=${!reasons}
+			<label class="field"><span>Comment${isOptional ? " (optional)" : ""}</span>
+				<textarea name="comment" rows="4" maxlength="4000" required=${!isOptional} defaultValue=${typed()} autofocus=${!choices}
 					onInput=${({ target }) => keepDraft(asked, target.value)} />
 			</label>
+			${status === "dismissed" && html`<${Input} label="Until (optional)" name="until" type="date" min=${dateValue(Date.now() + 86_400_000)} defaultValue=${asked.until ?? end} />`}
 			<p class="muted hint"><kbd>Ctrl</kbd>+<kbd>Enter</kbd> to submit (<kbd>⌘</kbd> on Mac)</p>
 		<//>`;
 }
@@ -210,7 +231,7 @@ function DeleteDialog({ asked }) {
 
 export function DeleteButton(asked) {
 	const { dialog, session } = usePage();
-	return mayTriage(useStore(session))
+	return mayDelete(useStore(session))
 		&& html`<button class="quiet" onClick=${() => dialog.set({ kind: "delete", ...asked })}>Delete…</button>`;
 }
 
@@ -231,7 +252,7 @@ function ChangesOfOthers({ shown, now }) {
 /** Ask whether to apply a change to findings that someone else changed first. */
 function ConflictDialog({ of: { change, others } }) {
 	const { carryOut, conflicts, sayError } = usePage().changes;
-	const { tasks, goesOn, verb, fields: { comment, reason, assignee } } = change;
+	const { tasks, goesOn, verb, fields: { comment, reason, assignee, severity } } = change;
 	const met = new Map(others.map((now) => [now.id, now]));
 	const rest = tasks.filter(({ id }) => !met.has(id));
 	const close = () => conflicts.set(conflicts.get().slice(1));
@@ -246,7 +267,7 @@ function ConflictDialog({ of: { change, others } }) {
 				${others.slice(0, MOST_CONFLICTS).map((now) => html`<${ChangesOfOthers} shown=${tasks.find(({ id }) => id === now.id)} now=${now} />`)}
 			</ul>
 			${goesOn && html`<p>The findings before these are saved.</p>`}
-			<p hidden=${verb === "Undo"}>Your change: ${verb.toLowerCase()}${reason && ` as ${REASONS[reason].toLowerCase()}`}${assignee && ` to ${assignee}`}.</p>
+			<p hidden=${verb === "Undo"}>Your change: ${verb.toLowerCase().replace(/ of$/, "")}${reason && ` as ${REASONS[reason].toLowerCase()}`}${assignee && ` to ${assignee}`}${severity && ` to ${severity}`}.</p>
 			${comment && html`<p class="lines said"><${Text} of=${comment} /></p>`}
 			<div class="buttons end">
 				<button type="button" onClick=${close}>Discard my change</button>
@@ -272,7 +293,7 @@ function Help() {
 		<//>`;
 }
 
-const DIALOGS = { comment: CommentDialog, assign: AssignDialog, delete: DeleteDialog, help: Help };
+const DIALOGS = { comment: CommentDialog, assign: AssignDialog, severity: CommentDialog, delete: DeleteDialog, help: Help };
 
 export function Dialogs() {
 	const { dialog, changes } = usePage();

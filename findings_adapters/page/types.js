@@ -7,7 +7,7 @@ import { Table } from "./lists.js";
 import { Fact, Heading, Loaded, NoneListed, Section, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link, toFindings } from "./route.js";
-import { mayTriage } from "./session.js";
+import { mayDelete } from "./session.js";
 import { DeleteButton } from "./triage.js";
 import { count } from "./words.js";
 
@@ -30,7 +30,7 @@ export function ProjectTypes() {
 
 export function ProjectType({ id }) {
 	const path = pathOf("project-types", id);
-	const mayDelete = mayTriage(useStore(usePage().session));
+	const isFull = mayDelete(useStore(usePage().session));
 	const loaded = useAnswer(path, {}, async (get) => {
 		const [type, { total }] = await Promise.all([get(path), get("runs", { projectType: id, limit: 1 })]);
 		return { ...type, runs: total };
@@ -53,7 +53,7 @@ export function ProjectType({ id }) {
 							<a href=${link("runs", null, { projectType: id })}>${count(runs, "run")}</a><//>
 					</dl>
 					${runs
-						? mayDelete && html`<p class="muted"><button class="quiet" disabled aria-describedby="why">Delete…</button> <span id="why">Delete its runs first.</span></p>`
+						? isFull && html`<p class="muted"><button class="quiet" disabled aria-describedby="why">Delete…</button> <span id="why">Delete its runs first.</span></p>`
 						: html`<${DeleteButton} what="this project type" path=${path} to=${link("project-types")} />`}
 				</aside>
 			</div>`}<//></div>`;

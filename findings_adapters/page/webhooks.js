@@ -8,7 +8,8 @@ import { link } from "./route.js";
 import { DeleteButton } from "./triage.js";
 import { capital, count, SEVERITIES, webAddress } from "./words.js";
 
-const TYPES = ["run.finished", ...["created", "changed", "reopened", "status", "assigned", "commented"].map((name) => `finding.${name}`), "run.started"];
+const KINDS = "created changed reopened status assigned commented severity linked claimed released verified proposed withdrawn".split(" ");
+const TYPES = ["run.finished", ...KINDS.map((name) => `finding.${name}`), "run.started"];
 const RESUME = { held: "Retry failed delivery", next: "Skip it and resume", latest: "Resume with new events" };
 
 const COLUMNS = [

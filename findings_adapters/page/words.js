@@ -16,6 +16,7 @@ export const REASONS_FOR = {
 	resolved: ["fixed", "duplicate", ""],
 	dismissed: ["false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate", ""],
 };
+export const OUTCOMES = { fixed: "Verified as fixed", still_present: "Still present", inconclusive: "Inconclusive" }; // of verifications
 export const YES_OR_NO = { true: "yes", false: "no" };
 export const RUN_NAMES = { running: "Running", completed: "Completed", failed: "Failed" };
 
@@ -46,12 +47,25 @@ export function age(at, now = Date.now()) {
 
 export const webAddress = (text) => (/^https?:\/\/\S+$/i.test(text) && URL.canParse(text) ? new URL(text) : null);
 
-/** Return "23 Nov, 20:07", with the year unless it is this year. */
-export function minute(at) {
+/** Return "1 Dec", with the year unless it is this year. `more` are further parts. */
+export function day(at, more) {
 	const date = new Date(at);
 	const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
-	return date.toLocaleString("en-GB", { day: "numeric", month: "short", year, hour: "2-digit", minute: "2-digit" });
+	return date.toLocaleString("en-GB", { day: "numeric", month: "short", year, ...more });
 }
+
+/** Return "23 Nov, 20:07". */
+export const minute = (at) => day(at, { hour: "2-digit", minute: "2-digit" });
+
+/** Return "20:07" for a time of today, otherwise "23 Nov, 20:07". */
+export const clock = (at) => minute(at).replace(`${day(Date.now())}, `, "");
+
+/** Return the local date of a time as the value of a date field, such as "2026-12-01". */
+export const dateValue = (at) => new Date(at).toLocaleDateString("sv-SE");
+
+/** Return a proposed decision in words, such as "Dismiss as false positive until 1 Dec". */
+export const decisionName = ({ status, reason, until }) =>
+	`${status === "resolved" ? "Resolve" : "Dismiss"} as ${REASONS[reason].toLowerCase()}${until ? ` until ${day(until)}` : ""}`;
 
 /** Return "5 s", "2 min 5 s" or "1 h 2 min". */
 export function duration(milliseconds) {

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
-import { beforeEach, test } from "node:test";
+import { beforeEach, mock, test } from "node:test";
 
 import { Refusal } from "../../findings_adapters/page/api.js";
-import { createChanges } from "../../findings_adapters/page/changes.js";
+import { createChanges, UNDO_TIME } from "../../findings_adapters/page/changes.js";
 
 const stored = new Map();
 globalThis.sessionStorage = { getItem: (name) => stored.get(name) ?? null, setItem: (name, text) => stored.set(name, text) };
@@ -24,7 +24,14 @@ function makeService(count) {
 			if (!task) throw refusal(404, { code: "not_found" });
 			return { ...task };
 		},
-		async request(method, path, { body: { ids, ifMatch, ...fields }, headers }) {
+		async request(method, path, { body: { ids, ifMatch, ...fields } = {}, headers } = {}) {
+			if (method === "DELETE") {
+				const id = path.split("/")[1];
+				sent.push({ deleted: id });
+				if (this.loses-- > 0) throw refusal(503, {});
+				if (!tasks.get(id)?.proposal) throw refusal(404, { code: "not_found" });
+				return change(id, { proposal: null });
+			}
 			const key = headers["Idempotency-Key"];
 			sent.push({ ids, fields, key });
 			const gone = ids.flatMap((id, index) => (tasks.has(id) ? [] : { pointer: `/ids/${index}` }));
@@ -214,4 +221,82 @@ test("findings are pending until their change is saved, also while it is unsent"
 	assert.deepEqual([...changes.pending.get()], ["t0", "t1"]);
 	await changes.sendUnsent();
 	assert.deepEqual([...changes.pending.get()], []);
+});
+
+const rejection = (tasks) => ({ tasks, rejects: true, fields: {}, verb: "Reject", what: "Rejected the proposal for " });
+const settle = () => new Promise((resolve) => setImmediate(resolve));
+
+test("a held decision is sent when its time is over, and undo then reverts all its parts", async () => {
+	mock.timers.enable({ apis: ["setTimeout"] });
+	const service = makeService(3);
+	const changes = createChanges(service);
+	const [one, ...others] = service.shown();
+	changes.hold([dismissal([one]), dismissal(others)], "Accepted 3 proposals.");
+	assert.deepEqual([said(changes), [...changes.pending.get()].length, service.sent], [["Accepted 3 proposals.", true], 3, []]);
+	mock.timers.tick(UNDO_TIME - 1);
+	assert.deepEqual(service.sent, []);
+	changes.say("Another text");
+	mock.timers.tick(1);
+	mock.timers.reset();
+	for (let turn = 0; turn < 9; turn += 1) await settle();
+	assert.deepEqual([statuses(service), service.sent.length, changes.pending.get().size], [["dismissed"], 2, 0]);
+	assert.deepEqual([changes.toast.get().text, changes.changed.get()], ["Another text", ["t0", "t1", "t2"]]);
+	await changes.undo();
+	assert.deepEqual(statuses(service), ["open"]);
+	await changes.undo();
+	assert.equal(changes.toast.get().text, "Nothing to undo.");
+});
+
+test("undo drops held decisions before it reverts others, the last one first", async () => {
+	const service = makeService(3);
+	const changes = createChanges(service);
+	const [first, second, third] = service.shown();
+	await changes.carryOut(dismissal([first]));
+	changes.hold([dismissal([second])], "");
+	changes.hold([rejection([third])], "");
+	for (const pending of [["t1"], [], []]) {
+		await changes.undo();
+		assert.deepEqual([changes.toast.get().text, [...changes.pending.get()]], ["Undone.", pending]);
+	}
+	assert.deepEqual([statuses(service), service.sent.length], [["open"], 2]);
+});
+
+test("another change is sent after the held decisions before it", async () => {
+	const service = makeService(2);
+	const changes = createChanges(service);
+	const [first, second] = service.shown();
+	changes.hold([dismissal([first])], "");
+	await changes.carryOut({ tasks: [first, second], fields: { status: "in_progress" }, verb: "Start", what: "Started " });
+	assert.deepEqual(service.sent.map(({ fields }) => fields.status), ["dismissed", "in_progress"]);
+	assert.deepEqual(statuses(service), ["in_progress"]);
+});
+
+test("proposals are rejected one by one, and those left when the service can't be reached are sent later", async () => {
+	const service = makeService(4);
+	for (const id of ["t0", "t2", "t3"]) service.change(id, { proposal: {} });
+	const changes = createChanges(service);
+	changes.hold([rejection(service.shown())], "");
+	const { request } = service;
+	service.request = function (...asked) {
+		if (this.sent.length === 2) this.loses = 1;
+		return request.apply(this, asked);
+	};
+	await changes.carryOut({ tasks: [], fields: {} });
+	assert.deepEqual(changes.unsent.get()[0].tasks.map(({ id }) => id), ["t2", "t3"]);
+	await createChanges(service).sendUnsent(); // after a reload
+	assert.deepEqual([...service.tasks.values()].map(({ proposal }) => proposal ?? null), [null, null, null, null]);
+	assert.deepEqual(service.sent.map(({ deleted }) => deleted).filter(Boolean), ["t0", "t1", "t2", "t2", "t3"]);
+});
+
+test("a held decision that someone else's change forestalls is shown as a conflict", async () => {
+	const service = makeService(2);
+	const shown = service.shown();
+	const changes = createChanges(service);
+	changes.hold([dismissal([shown[0]])], "");
+	service.change("t0", { status: "in_progress" });
+	await changes.carryOut(dismissal([shown[1]]));
+	const [{ change }] = changes.conflicts.get();
+	assert.deepEqual([change.tasks.map(({ id }) => id), service.tasks.get("t0").status], [["t0"], "in_progress"]);
+	await changes.carryOut({ ...change, tasks: [{ ...service.tasks.get("t0") }] });
+	assert.deepEqual(said(changes), ["Dismissed “T0”.", true]);
 });

@@ -28,11 +28,26 @@ def views(findings: Findings) -> list[str]:
     findings.report(FULL_TASK, *numbered(5, evidence=[{"type": "log", "content": "x"}]))
     run = findings.report(*numbered(6), metadata={"commit": "abc"})
     findings.send("POST", "webhooks", {"url": "http://127.0.0.1:9/", "format": "slack", "projectType": "none"}, 201)
-    findings.triage(0, status="dismissed", reason="wont_fix", comment="Hm")
+    findings.triage(0, status="dismissed", reason="duplicate", duplicateOf=findings.ids[1], comment="Hm")
+    fixing, proposal = f"tasks/{findings.ids[2]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"}
+    findings.send("PUT", f"{fixing}/proposal", proposal)
+    findings.send("POST", "tasks/claim", {"ids": [findings.ids[2]]})
+    findings.send("POST", f"{fixing}/verifications", {"outcome": "fixed", "comment": "Hm"}, 201)
+    findings.triage(2, severity="low")
     findings.send("PUT", f"project-types/{findings.type}", {"description": "x", "extensionSchema": {"title": "x"}})
     listed, shown = f"findings?projectType={findings.type}", f"findings/{findings.ids[0]}"
     names = (
-        *("overview", listed, f"{listed}&group=rule", "findings?runId=none&without=tag", shown, "runs", f"runs/{run}"),
+        *(
+            "overview",
+            listed,
+            f"{listed}&group=rule",
+            "findings?runId=none&without=tag",
+            shown,
+            f"findings/{findings.ids[2]}",
+            "proposals",
+            "runs",
+            f"runs/{run}",
+        ),
         *("project-types", f"project-types/{findings.type}", "webhooks", "nowhere", "runs/unknown"),
     )
     return [f"#/{name}" for name in names]
@@ -63,7 +78,7 @@ def test_axe_finds_no_violation_in_any_dialog(make_user: MakeUser, findings: Fin
     user = make_user(reduced_motion="reduce", **THEMES[theme])
     user.open_list(findings, *numbered(3))
     user.press("j", "x")
-    for key, shown in (("2", "tbody .status:has-text('In progress')"), *((key, "dialog") for key in "4ac?")):
+    for key, shown in (("2", "tbody .status:has-text('In progress')"), *((key, "dialog") for key in "4acs?")):
         user.press(key)
         user.page.locator(shown).wait_for()
         assert violations(user, theme) == [], key

@@ -18,7 +18,7 @@ from tests.clients import assert_problem
 FILES = {path: served.args[0] for path, served in core.REGISTRY.page_files.items()}
 OWN_FILES = [file for file in sorted(page_module.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]
 APP = next(path for path in FILES if path.endswith("/app.js"))
-MOST_BYTES, MOST_COMPRESSED = 175_000, 56_000  # of all files in one archive
+MOST_BYTES, MOST_COMPRESSED = 189_000, 61_500  # of all files in one archive
 
 
 # The files

@@ -99,7 +99,7 @@ def test_controls_that_the_key_level_does_not_allow_are_hidden(
     user.expect_text(f"only {level} · default · {level}", ".me")
     user.press("j", "x", "4", "a", "c", "1")
     reason = "read-only" if level == "read" else "of level agent"
-    user.expect_text(f"Your key is {reason}. Triage needs a key of level full.", ".toast")
+    user.expect_text(f"Your key is {reason}. Triage needs a key of level triage.", ".toast")
     user.expect_none("dialog, .actions, input[type=checkbox], .top nav a:text-is('Webhooks')")
     user.press("Enter")
     user.expect_text("Finding 1", "h1")

@@ -90,9 +90,9 @@ def test_decision_without_effect_says_so_and_leaves_nothing_to_undo(user: PageUs
 def test_buttons_are_verbs_and_leave_out_the_present_status(user: PageUser, findings: Findings) -> None:
     user.open_finding(findings, task(title="One"))
     buttons = user.page.locator(".decide > button:visible")
-    expect(buttons).to_have_text(["Resolve", "Dismiss…", "Start", "Assign…", "Comment…"])
+    expect(buttons).to_have_text(["Resolve", "Dismiss…", "Start", "Assign…", "Comment…", "Severity…"])
     user.click("Resolve")
-    expect(buttons).to_have_text(["Dismiss…", "Reopen", "Start", "Assign…", "Comment…"])
+    expect(buttons).to_have_text(["Dismiss…", "Reopen", "Start", "Assign…", "Comment…", "Severity…"])
     assert findings.history(0)[-1]["reason"] == "fixed"
 
 

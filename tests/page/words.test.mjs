@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { age, count, cut, number, webAddress } from "../../findings_adapters/page/words.js";
+import { age, clock, count, cut, dateValue, day, decisionName, number, webAddress } from "../../findings_adapters/page/words.js";
 
 const NOW = Date.parse("2026-03-01T12:00:00Z");
 const ageOf = (seconds) => age(new Date(NOW - seconds * 1000).toISOString(), NOW);
@@ -35,6 +35,17 @@ test("only one is singular", () => {
 		["0 findings", "1 finding", "2 findings"],
 	);
 	assert.equal(count(2, "entry", "entries"), "2 entries");
+});
+
+test("a date names its year only if it is another one, and a time of today no date", () => {
+	const now = new Date();
+	const later = new Date(now.getFullYear() + 1, 11, 1, 14, 5);
+	assert.equal(day(later), `1 Dec ${later.getFullYear()}`);
+	assert.equal(clock(later), `1 Dec ${later.getFullYear()}, 14:05`);
+	now.setHours(14, 5);
+	assert.deepEqual([clock(now), dateValue(later)], ["14:05", `${later.getFullYear()}-12-01`]);
+	assert.doesNotMatch(day(now), /\d{4}/);
+	assert.equal(decisionName({ status: "dismissed", reason: "accepted_risk", until: later }), `Dismiss as accepted risk until 1 Dec ${later.getFullYear()}`);
 });
 
 test("thousands are separated", () => assert.equal(number(1234567), "1,234,567"));
