@@ -575,8 +575,8 @@ Outcome = Literal["fixed", "still_present", "inconclusive"]  # of a verification
 RunStatus = Literal["running", "completed", "failed"]
 Level = Literal["read", "agent", "triage", "full"]
 FailOn = Literal[Severity, "none"]
-NewEvent = Literal["severity", "linked", "claimed", "released", "verified", "proposed", "withdrawn"]
-TaskEvent = Literal["created", "reported", "status", "assigned", "comment", NewEvent]
+AgentEvent = Literal["claimed", "released", "verified", "proposed", "withdrawn"]  # of an agent that fixes
+TaskEvent = Literal["created", "reported", "status", "assigned", "comment", "severity", "linked", AgentEvent]
 SEVERITIES = get_args(Severity)
 UNFINISHED = ("open", "in_progress")
 UNCHECKED = "not-checked"  # the rule of a finding that says what a scanner did not check
@@ -3535,7 +3535,7 @@ def run_due(connection: Connection, client_id: str, idle_seconds: float) -> bool
 
 
 def due_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
-    """Do what is due for all clients (see `run_due`). Yield after each transaction, so that other threads can write.
+    """Call `run_due` for all clients that need it. Yield after each transaction, so that other threads can write.
 
     :param idle_seconds: seconds after which an unused run is idle; 0 disables the timeout.
     :param patience: seconds that a transaction waits for a lock; None for the configured timeout.
@@ -4253,11 +4253,11 @@ def insert_history(
     )
 
 
-MOVED = ("status", "reason", "assignee", "is_decided")  # columns that most decisions change
-ASIDE = ("severity", "reported_severity", "until", "duplicate_of", "claim_id", "proposal", "links", "verification")
-aside_of = attrgetter(*ASIDE)
+COMMON = ("status", "reason", "assignee", "is_decided")  # columns that most decisions change
+RARE = ("severity", "reported_severity", "until", "duplicate_of", "claim_id", "proposal", "links", "verification")
+rare_of = attrgetter(*RARE)
 LABELS = tuple(name for name in HEAD_CONTENT if name != "severity")
-REPORTED = ("severity", "status", "reason", "branch")  # columns that reports change, also because of the state before
+REPORTED = ("severity", "status", "reason", "branch")  # columns that a report takes from the new state
 labels_of, reported_of = attrgetter(*LABELS), attrgetter(*REPORTED)
 decision_of = attrgetter("status", "reason", "until", "duplicate_of")
 
@@ -4296,18 +4296,18 @@ def move_tasks(
 def update_states(
     connection: Connection, client_id: str, changes: Sequence[tuple[TaskRow, TaskRow]], updated_at: str | None
 ) -> None:
-    """Update the columns `MOVED` of tasks, and `ASIDE` where these changed: setting them costs updates of indexes."""
-    aside = [aside_of(old) != aside_of(new) for old, new in changes]
-    for columns, is_aside in ((MOVED, False), ((*MOVED, *ASIDE), True)):
-        if is_aside in aside:
+    """Update the columns `COMMON` of tasks, and `RARE` only where they changed, because that updates more indexes."""
+    rare = [rare_of(old) != rare_of(new) for old, new in changes]
+    for columns, is_rare in ((COMMON, False), ((*COMMON, *RARE), True)):
+        if is_rare in rare:
             values_of = attrgetter(*columns)
             connection.executemany(
                 f"""UPDATE tasks SET {assignments(columns)}, updated_at = COALESCE(?, updated_at)
                    WHERE client_id = ? AND seq = ?""",
                 [
                     (*values_of(new), updated_at, client_id, new.seq)
-                    for (_, new), each in zip(changes, aside, strict=True)
-                    if each is is_aside
+                    for (_, new), each in zip(changes, rare, strict=True)
+                    if each is is_rare
                 ],
             )
 
@@ -5470,7 +5470,7 @@ class Service:
             self.database.run_maintenance()
 
     def run_due(self, connection: Connection, client_id: str) -> bool:
-        """Do what is due for a client (see `run_due`), unless that was done less than a second ago."""
+        """Call the function `run_due` for a client, unless that was done less than a second ago."""
         if time.monotonic() < self._idle_until.get(client_id, 0.0) or not self.database.trusts_clock():
             return False
         self._idle_until[client_id] = time.monotonic() + IDLE_SEARCH
@@ -5552,7 +5552,7 @@ class Operation(Struct, frozen=True, eq=False):
 
     `formats` are those of the body, `exports` those of the response other than JSON. `refusals` are errors besides the
     common ones. The response has an ETag for If-Match if `tagged` is true, and one for If-None-Match if `has_weak_etag`
-    is. The request may have an Idempotency-Key if `keyed` is true. `unconditional` rejects If-Match, as DELETE does.
+    is. The request may have an Idempotency-Key if `keyed` is true. If `unconditional` is, If-Match is rejected.
     """
 
     method: str

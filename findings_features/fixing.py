@@ -221,7 +221,7 @@ def linked(state: TaskRow, links: Sequence[Link] | None) -> tuple[TaskRow, list[
 # Claims
 
 
-OTHER_CALLERS = 200  # further tasks that are selected in case other callers claim the first ones meanwhile
+SPARE_TASKS = 200  # further tasks that are selected, in case other callers claim the first ones meanwhile
 
 
 def select_free(connection: Connection, client_id: str, wanted: ClaimRequest, most: int) -> list[int]:
@@ -267,7 +267,7 @@ def post_claim(request: ApiRequest) -> ThreadJob:
     limit = int(wanted.limit or len(wanted.ids or "1"))
 
     def select(connection: Connection) -> PendingWrite:
-        return PendingWrite(request, partial(claim, select_free(connection, client_id, wanted, limit + OTHER_CALLERS)))
+        return PendingWrite(request, partial(claim, select_free(connection, client_id, wanted, limit + SPARE_TASKS)))
 
     def claim(free: Sequence[int], connection: Connection) -> Response:
         released = request.service.run_due(connection, client_id)
@@ -308,7 +308,7 @@ def select_claimed(
     states = select_task_rows(connection, request.client_id, OF_CLAIMS, to_json_text([claim_id]))
     if row and states and ((may_be_others and may_decide(request)) or row[0] == request.principal.sender):
         return states
-    raise Missing(f"There is no claim {truncate(claim_id)!r} of this key that has not ended.")
+    raise Missing(f"This key and user have no active claim {truncate(claim_id)!r}.")
 
 
 @operation("PUT", "/api/v1/claims/{claim_id}", "agent", {200: ExtendedClaim}, body=ClaimExtension, unconditional=True)

@@ -1138,7 +1138,7 @@ def test_task_whose_claim_has_ended_does_not_use_the_next_claim(agent: Agent) ->
             agent.request("DELETE", f"claims/{first.claim.id}")
             second = stack.enter_context(agent.claim(ids=[known]))
             first.comment("Still here.")
-            with pytest.raises(Refused, match="no claim") as caught:
+            with pytest.raises(Refused, match="no active claim") as caught:
                 first.verify("fixed", comment="Checked.")
             assert caught.value.status == 404
         assert (agent.task(known).claim.id, agent.task(known).verification) == (second.claim.id, None)

@@ -205,7 +205,7 @@ def test_claim_leaves_out_tasks_that_others_take_meanwhile(
         client.triage(ids[1], assignee="Ada")
         return free
 
-    monkeypatch.setattr(fixing, "OTHER_CALLERS", more)
+    monkeypatch.setattr(fixing, "SPARE_TASKS", more)
     monkeypatch.setattr(fixing, "select_free", select_before_others)
     assert [each["id"] for each in claim(client)["tasks"]] == ids[:1]
 
