@@ -5423,7 +5423,7 @@ def prefix_of(environ: WSGIEnvironment) -> str:
 
 KEY_CACHE_TIME = 0.005  # seconds
 HEALTH_KEPT = 1.0  # seconds
-IDLE_SEARCH = 1.0  # minimum seconds between two searches for idle runs of a client
+DUE_SEARCH = 1.0  # minimum seconds between two calls of `run_due` for a client
 MAINTENANCE_INTERVAL = 1.0  # seconds
 
 
@@ -5444,7 +5444,7 @@ class Service:
         self.pages = PageCache()
         self._settings_key = hashed(settings.api_key) if settings.api_key else ""
         self._keys: dict[str, Principal] = {}
-        self._idle_until: dict[str, float] = {}
+        self._next_due: dict[str, float] = {}
         self._probing = threading.Lock()
 
     def check_health(self) -> None:
@@ -5471,9 +5471,9 @@ class Service:
 
     def run_due(self, connection: Connection, client_id: str) -> bool:
         """Call the function `run_due` for a client, unless that was done less than a second ago."""
-        if time.monotonic() < self._idle_until.get(client_id, 0.0) or not self.database.trusts_clock():
+        if time.monotonic() < self._next_due.get(client_id, 0.0) or not self.database.trusts_clock():
             return False
-        self._idle_until[client_id] = time.monotonic() + IDLE_SEARCH
+        self._next_due[client_id] = time.monotonic() + DUE_SEARCH
         return run_due(connection, client_id, self.settings.run_timeout)
 
     def authenticate(self, header: str) -> Principal:

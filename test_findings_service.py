@@ -1717,7 +1717,7 @@ def test_starting_a_run_fails_idle_runs_of_the_same_client(make_app: Callable[..
 
 
 def test_use_of_a_run_resets_its_timeout(app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
+    monkeypatch.setattr("findings_service.DUE_SEARCH", 0)
     client.register("web")
     again = task(externalId="x")
     actions = (client.add, client.submit, lambda run: client.submit(run, again), lambda run: client.read(f"runs/{run}"))
@@ -1743,7 +1743,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, **ahead: float) -> None:
 def test_run_used_while_the_clock_was_ahead_times_out(
     make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
+    monkeypatch.setattr("findings_service.DUE_SEARCH", 0)
     client, run = with_a_run(make_app(run_timeout="1h"))
     with database_of(client.application).transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2099-01-01T00:00:00.000Z'")
@@ -1769,7 +1769,7 @@ def test_idle_run_fails_at_startup_if_a_timeout_is_set(
 def test_no_run_times_out_for_an_hour_after_the_clock_jumped_ahead(
     make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
+    monkeypatch.setattr("findings_service.DUE_SEARCH", 0)
     (client, run), monotonic = with_a_run(make_app()), time.monotonic
     for minutes, status in ((0, "running"), (59, "running"), (61, "failed")):
         set_clock(monkeypatch, days=2, minutes=minutes)

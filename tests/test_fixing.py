@@ -322,7 +322,7 @@ def test_expired_claim_is_useless_also_beside_its_successor(app: flask.Flask, cl
     assert [each["id"] for each in claim(client)["tasks"]] == [task_id]
     use_lost_claim()
     expire(app)
-    app.extensions["findings"]._idle_until.clear()
+    app.extensions["findings"]._next_due.clear()
     successor = claim(client)["id"]  # a claim first releases what has expired
     verify(client, task_id, "fixed", claim=successor)
     use_lost_claim()
