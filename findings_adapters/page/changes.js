@@ -65,7 +65,7 @@ export function createChanges(api) {
 	async function deliver(change) {
 		if (change.rejects) return reject(change);
 		const { fields, undoes, what } = change;
-		const tell = change.way ? () => {} : say; // a part of a decision was announced before
+		const announce = change.way ? () => {} : say; // a part of a decision was announced before
 		const [before, after, others] = [[], [], new Map()];
 		const isDecision = Object.entries(fields).some(([name, value]) => name !== "comment" && value !== undefined); // a comment overwrites nothing
 		const canGoBack = () => !undoes && canUndo({ tasks: before, fields });
@@ -80,9 +80,9 @@ export function createChanges(api) {
 					end = ` of ${total}. Cancelled.`;
 					left.tasks = lot; // its request cannot be recalled
 					rest.length = 0;
-					tell("Cancelling…");
+					announce("Cancelling…");
 				};
-				if (before.length || rest.length) tell(`${what}${number(before.length)} of ${total}…`, { cancel: rest.length > 0 && !undoes && cancel });
+				if (before.length || rest.length) announce(`${what}${number(before.length)} of ${total}…`, { cancel: rest.length > 0 && !undoes && cancel });
 				const ifMatch = Object.fromEntries(lot.map(({ id, etag }) => [id, etag]));
 				const body = { ids: Object.keys(ifMatch), ifMatch, ...fields };
 				try {
@@ -106,16 +106,16 @@ export function createChanges(api) {
 					if (isKnown && theirs.length) {
 						conflicts.set([...conflicts.get(), { change: { ...left, way: undefined }, others: theirs.map(({ id }) => others.get(id)) }]);
 						changed.set(idsOf([...before, ...theirs]));
-						return tell("");
+						return announce("");
 					}
 				}
 			}
 			const done = end ? number(before.length) + end : `${object(before)}.`;
-			tell(undoes ? "Undone." : before.length ? what + done : "Nothing changed.", { undo: canGoBack() });
+			announce(undoes ? "Undone." : before.length ? what + done : "Nothing changed.", { undo: canGoBack() });
 			if (!change.way) changed.set(idsOf(end ? before : change.tasks));
 		} catch (error) {
 			error.left = left;
-			tell("");
+			announce("");
 			if (before.length) changed.set(idsOf(before));
 			throw error;
 		} finally {
