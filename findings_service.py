@@ -6148,25 +6148,26 @@ class PageCache:
         self._pages: dict[tuple[str, ...], bytes] = {}
         self._lock = threading.Lock()
 
-    def recall(self, key: tuple[str, ...], read: Callable[[], Any]) -> bytes:
-        """Return a page from the cache, or encode the result of `read` and cache it if it is not too large."""
+    def get(self, key: tuple[str, ...]) -> bytes | None:
+        """Return a page, or None if it is not in the cache."""
         with self._lock:
-            page = self._pages.pop(key, None)
-        if page is None:
-            page = to_json(read())
-        if len(page) <= self.size and b'"claim":{' not in page:  # the end of a claim may change without the ETag
-            with self._lock:
+            if page := self._pages.pop(key, None):
                 self._pages[key] = page  # at the end of the dict, so the first page is the least recently used
-                if len(self._pages) > self.pages:
-                    del self._pages[next(iter(self._pages))]
         return page
 
+    def add(self, key: tuple[str, ...], page: bytes) -> None:
+        """Cache a page, unless it is too large or has a claim, whose end may change without the ETag."""
+        if len(page) <= self.size and b'"claim":{' not in page:
+            with self._lock:
+                self._pages[key] = page
+                if len(self._pages) > self.pages:
+                    del self._pages[next(iter(self._pages))]
 
-def conditional_response(
-    read: Callable[[ApiRequest, Connection], Any], request: ApiRequest, connection: Connection
-) -> Response:
-    """Respond with the result of `read` and a weak ETag, or with 304 if the caller sent the ETag (RFC 9110, 13.1.2).
 
+def look_up_page(request: ApiRequest, connection: Connection) -> tuple[Response, tuple[str, ...] | None]:
+    """Return the response to a request for a page: 304 if the caller sent its ETag (RFC 9110, 13.1.2), or the page.
+
+    If the page is not in the cache, the response has no body, and is returned with the key under which to cache it.
     The ETag changes with any change of the client's data, and each day, because an overview ends with today. It
     depends on the assignee, because "me" is a different person for each user.
     """
@@ -6176,10 +6177,33 @@ def conditional_response(
     headers = {"ETag": f"W/{tag}", "Allow": methods_for(request.principal.level, request.operation.path)}
     known_tags = request.environ.get("HTTP_IF_NONE_MATCH", "")
     if known_tags.strip() == "*" or tag in known_tags:
-        return Response(304, headers)
+        return Response(304, headers), None
     key = (tag, request.client_id, request.address, request.environ["QUERY_STRING"])
-    page = request.service.pages.recall(key, partial(read, request, connection))
-    return make_response(200, page, **headers)
+    page = request.service.pages.get(key)
+    return make_response(200, page or b"", **headers), None if page else key
+
+
+def conditional_response(
+    read: Callable[[ApiRequest, Connection], Any], request: ApiRequest, connection: Connection
+) -> Response:
+    """Respond as `look_up_page` does, or with the result of `read`, which is then cached."""
+    response, key = look_up_page(request, connection)
+    if key is not None:
+        response.body = to_json(read(request, connection))
+        request.service.pages.add(key, response.body)
+    return response
+
+
+def response_from_cache(request: ApiRequest) -> Response | None:
+    """Return the response to a request for a page if no page has to be read, otherwise None.
+
+    It needs one statement and no thread. With an engine on a server, this would be a further round trip.
+    """
+    if request.database.threads:
+        return None
+    with request.database.reading() as connection:
+        response, key = look_up_page(request, connection)
+    return response if key is None else None
 
 
 class PageItems(Struct):
@@ -6247,7 +6271,7 @@ def post_runs(request: ApiRequest) -> PendingWrite:
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, has_weak_etag=True)
 def get_runs(request: ApiRequest) -> Response | ThreadJob:
     """List runs, newest first."""
-    return list_response(request, partial(conditional_response, read_run_page))
+    return response_from_cache(request) or list_response(request, partial(conditional_response, read_run_page))
 
 
 def read_run_page(request: ApiRequest, connection: Connection) -> RunPage:
@@ -6366,7 +6390,7 @@ def store_submission(request: ApiRequest, run: RunKey, parsed: Parsed, connectio
 )
 def get_tasks(request: ApiRequest) -> Response | ThreadJob:
     """List tasks, by creation time or by severity."""
-    return list_response(request, partial(conditional_response, read_task_page))
+    return response_from_cache(request) or list_response(request, partial(conditional_response, read_task_page))
 
 
 def read_task_page(request: ApiRequest, connection: Connection) -> TaskPage:

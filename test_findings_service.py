@@ -708,19 +708,37 @@ def test_invalid_body_is_checked_in_a_thread(app: flask.Flask, client: Client, r
     ),
 )
 def test_list_of_many_index_ranges_is_read_outside_the_event_loop(
-    app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch, path: str, query: str, slow: bool
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str, query: str, slow: bool
 ) -> None:
-    def begin_request() -> Any:
-        environ = {"REQUEST_METHOD": "GET", "QUERY_STRING": query, "HTTP_AUTHORIZATION": f"Bearer {client.key}"}
-        return findings_service.ApiRequest(app.extensions["findings"], environ, f"{API}/{path}").begin(
-            findings_service.Body()
-        )
-
     client.register("web")
-    assert isinstance(begin_request(), findings_service.ThreadJob if slow else findings_service.Response)
+    assert isinstance(
+        begin_get(client, path, query)[1], findings_service.ThreadJob if slow else findings_service.Response
+    )
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
     monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
-    assert isinstance(begin_request(), findings_service.ThreadJob)
+    assert isinstance(begin_get(client, path, f"{query}&limit=7")[1], findings_service.ThreadJob)  # it is not cached
+
+
+def begin_get(client: Client, path: str, query: str = "") -> tuple[findings_service.ApiRequest, Any]:
+    """Return a GET request and the result of its steps on the event loop."""
+    environ = {"REQUEST_METHOD": "GET", "QUERY_STRING": query, "HTTP_AUTHORIZATION": f"Bearer {client.key}"}
+    request = findings_service.ApiRequest(client.application.extensions["findings"], environ, f"{API}/{path}")
+    return request, request.begin(findings_service.Body())
+
+
+@pytest.mark.sqlite
+@pytest.mark.modules
+def test_cached_page_is_sent_without_a_thread_until_data_changes(client: Client, run: str) -> None:
+    twenty = f"projectType={','.join(f't{number}' for number in range(20))}"
+    for path, query in (("tasks", twenty), ("runs", twenty), ("overview", "")):
+        client.add(run)
+        request, job = begin_get(client, path, query)
+        assert isinstance(job, findings_service.ThreadJob)
+        whole = request.finish(job)
+        cached = begin_get(client, path, query)[1]
+        assert (cached.status, cached.headers, cached.body) == (200, whole.headers, whole.body)
+        client.add(run)
+        assert isinstance(begin_get(client, path, query)[1], findings_service.ThreadJob)
 
 
 MILLIONS = b"[" + b"[]," * 2_000_000 + b"[]]"

@@ -24,11 +24,13 @@ from findings_service import (
     Model,
     NonEmpty,
     RequestModel,
+    Response,
     Row,
     StatusCounts,
     ThreadJob,
     conditional_response,
     operation,
+    response_from_cache,
     timestamp,
 )
 
@@ -182,9 +184,10 @@ def count_by_name(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, in
 
 
 @operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, has_weak_etag=True)
-def get_overview(request: ApiRequest) -> ThreadJob:
+def get_overview(request: ApiRequest) -> Response | ThreadJob:
     """Get the numbers of tasks by severity, type and target, and their changes per day."""
-    return request.read_slowly(partial(conditional_response, read_overview, request))
+    cached = response_from_cache(request)
+    return cached or request.read_slowly(partial(conditional_response, read_overview, request))
 
 
 def read_overview(request: ApiRequest, connection: Connection) -> Overview:
