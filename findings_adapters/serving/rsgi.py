@@ -69,8 +69,9 @@ class BodyBudget:
         try:
             yield hold
         finally:
-            self._held[client_id] -= held
-            self._held += Counter()  # removes clients that hold nothing
+            if held:
+                self._held[client_id] -= held
+                self._held += Counter()  # removes clients that hold nothing
 
 
 def environ_of(scope: Any) -> dict[str, Any]:
