@@ -3364,19 +3364,18 @@ def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKe
     raise Missing(f"There is no run {truncate(run_id)!r}.")
 
 
-def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
-    """Return a run's RunKey, and the extension schema of its type or None. :raises Missing: if there is no such run."""
+def select_schema_of_run(connection: Connection, client_id: str, run_id: str) -> str | None:
+    """Return the extension schema of a run's type, if it has one. :raises Missing: if there is no such run."""
     row = connection.execute(
-        f"""SELECT {", ".join(RunKey.__struct_fields__)}, (
-                SELECT extension_schema FROM project_types
-                WHERE project_types.client_id = runs.client_id AND project_types.name = runs.project_type
-            ) FROM runs WHERE client_id = ? AND id = ?""",
+        """SELECT (
+               SELECT extension_schema FROM project_types
+               WHERE project_types.client_id = runs.client_id AND project_types.name = runs.project_type
+           ) FROM runs WHERE client_id = ? AND id = ?""",
         (client_id, run_id),
     ).fetchone()
     if row is None:
         raise Missing(f"There is no run {truncate(run_id)!r}.")
-    *key, schema = row
-    return RunKey(*key), schema
+    return cast(str | None, row[0])
 
 
 def select_run(connection: Connection, client_id: str, run: RunKey) -> Run:
@@ -4192,7 +4191,7 @@ def select_findings(
             by.who.client_id,
             *by.run.type_and_target,
             by.newest,
-            json.dumps(external_ids),
+            to_json_text(external_ids),
         ),
     )
     state, found = len(TaskRow.__struct_fields__), dict[str, StoredFinding]()
@@ -4519,8 +4518,8 @@ def store_reports(
     return len(new) + sum(not finding.seen_by_run for finding in findings.values())
 
 
-def select_submitting(connection: Connection, who: Principal, run: RunKey) -> SubmissionContext:
-    """Return the state of a submission that begins now; its run is read again.
+def select_submitting(connection: Connection, who: Principal, run_id: str) -> SubmissionContext:
+    """Return the state of a submission that begins now.
 
     If the newest task was created later than now, by a clock that was ahead, new tasks get its time. So the orders by
     `created_at`, `id` and `seq` are the same: a list by date is a range of seqs, and cursors survive deletions.
@@ -4530,7 +4529,7 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     newest_task = connection.execute(
         "SELECT seq, id, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (who.client_id,)
     )
-    run = select_run_key(connection, who.client_id, run.id)
+    run = select_run_key(connection, who.client_id, run_id)
     branch = find_branch_of_run(connection, who.client_id, run) if run.branch else None
     if run.status != "running":
         raise RunFinished(f"The run is already {run.status}; start another run to submit more tasks.")
@@ -4539,12 +4538,18 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     return SubmissionContext(who, run, branch, newest, newest_id, now, max(now, created_at))
 
 
+def count_results(results: Iterable[TaskResult]) -> tuple[int, int, int, int]:
+    """Return the numbers of tasks that were created, updated, reopened and unchanged."""
+    found = Counter(each.result for each in results)
+    return found["created"], found["updated"], found["reopened"], found["unchanged"]
+
+
 REPORTS_AT_ONCE = 500  # reports in a batch of a submission
 Numbering: TypeAlias = Callable[[Connection, SubmissionContext, Sequence[NewTask]], None]
 
 
 def submit_reports(
-    connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask], number: Numbering | None = None
+    connection: Connection, who: Principal, run_id: str, reports: Sequence[NewTask], number: Numbering | None = None
 ) -> Submission:
     """Insert the new findings of a submission and update the known ones, in batches of reports.
 
@@ -4553,7 +4558,7 @@ def submit_reports(
     :param number: sets the external ids of all reports that have an `identity`.
     :raises Missing: if the run was deleted since it was read. :raises RunFinished: if it is no longer running.
     """
-    by = select_submitting(connection, who, run)
+    by = select_submitting(connection, who, run_id)
     if number:
         number(connection, by, reports)
     # Keyed by external id, or by index for a report without one. A dict keeps the position of the first duplicate.
@@ -4569,8 +4574,7 @@ def submit_reports(
         if unknown:
             findings |= REGISTRY.find_by_former_ids(connection, by, unknown, taken)
         sightings += store_reports(connection, by, batch, findings, results)
-    found = Counter(result.result for result in results.values())
-    counts = found["created"], found["updated"], found["reopened"], found["unchanged"]
+    counts = count_results(results.values())
     is_partial = any(report.rule == UNCHECKED for report in reports)
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
@@ -5782,11 +5786,13 @@ class PendingWrite(Struct, eq=False, frozen=True):
     """The write of a request that has passed all checks except those against the stored state.
 
     `store` makes the remaining checks and writes, in a transaction; it returns the response, or None for 204.
+    `report` is the only report of a submission that `apply_writes` may store with those of other writes.
     """
 
     request: ApiRequest
     store: Callable[[Connection], Response | None]
     changes: bool = True  # whether it changes what ETags cover
+    report: NewTask | None = None
 
     def apply(self, connection: Connection) -> Response:
         """Write in an open transaction, and store the response if the request has an Idempotency-Key.
@@ -5796,9 +5802,9 @@ class PendingWrite(Struct, eq=False, frozen=True):
         request = self.request
         if request.request_key is not None and (earlier := request.earlier_response(connection, request.request_key)):
             return earlier
+        response = self.store(connection) or Response(204, {})
         if self.changes:
             raise_revision(connection, request.client_id)
-        response = self.store(connection) or Response(204, {})
         if request.request_key is not None:
             body = response.body if response.kept is None else response.kept
             kept = StoredResponse(request.body_hash, response.status, response.headers.get("Location"), body.decode())
@@ -6021,6 +6027,11 @@ class ApiRequest:
     def client_id(self) -> str:
         """The id of the client that owns the data."""
         return self.principal.client_id
+
+    @property
+    def sender_and_run(self) -> tuple[Principal, str]:
+        """The sender of the request, and the id of the run in its path."""
+        return self.principal, self.view_args["run_id"]
 
     def checked_body(
         self,
@@ -6358,31 +6369,51 @@ def patch_run(request: ApiRequest, run_id: str) -> PendingWrite:
 def post_tasks(request: ApiRequest, run_id: str) -> HandlerResult:
     """Submit one task, or a batch of tasks that is stored completely or not at all."""
     with request.database.reading() as connection:
-        run, schema = select_run_and_schema(connection, request.client_id, run_id)
+        schema = select_schema_of_run(connection, request.client_id, run_id)
     parsed: Parsed = request.checked_body()
     if schema is None or accepted_fast(schema, parsed.extensions):
-        return pending_submission(request, run, parsed)
-    return Check(partial(check_submission, request, run, schema, parsed))
+        return pending_submission(request, parsed)
+    return Check(partial(check_submission, request, schema, parsed))
 
 
-def check_submission(request: ApiRequest, run: RunKey, schema: str, parsed: Parsed) -> PendingWrite:
+def check_submission(request: ApiRequest, schema: str, parsed: Parsed) -> PendingWrite:
     """Validate the extensions of a submission; return its write. :raises ValidationFailed: with all of its problems."""
     request.form.judge(schema, parsed, request.service.settings)
-    return pending_submission(request, run, parsed)
+    return pending_submission(request, parsed)
 
 
-def pending_submission(request: ApiRequest, run: RunKey, parsed: Parsed) -> PendingWrite:
+def pending_submission(request: ApiRequest, parsed: Parsed) -> PendingWrite:
     """Return the write of a submission. :raises ValidationFailed: with all of its problems, if it has any."""
     if parsed.problems:
         raise ValidationFailed(one_problem_per_task_first(parsed.problems), complete=parsed.complete)
-    return PendingWrite(request, partial(store_submission, request, run, parsed))
+    is_simple = len(parsed.reports) == 1 and not (request.request_key or parsed.number or parsed.reports[0].former_ids)
+    store = partial(store_submission, request, parsed)
+    return PendingWrite(request, store, report=parsed.reports[0] if is_simple else None)
 
 
-def store_submission(request: ApiRequest, run: RunKey, parsed: Parsed, connection: Connection) -> Response:
+def store_submission(request: ApiRequest, parsed: Parsed, connection: Connection) -> Response:
     """Store a submission in a transaction, and respond with its result."""
-    submission = submit_reports(connection, request.principal, run, parsed.reports, parsed.number)
+    return submission_response(submit_reports(connection, *request.sender_and_run, parsed.reports, parsed.number))
+
+
+def submission_response(submission: Submission) -> Response:
+    """Return the response with the result of a submission."""
     names = [result.id for result in submission.tasks]
     return json_response(201 if submission.created else 200, submission, names=names)
+
+
+def apply_writes(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
+    """Apply a write, or the single reports of several as one submission; return the response to each.
+
+    Several must have one sender and run, and different external ids. They take a fraction of the statements.
+    """
+    first = writes[0]
+    if len(writes) == 1:
+        return [first.apply(connection)]
+    reports = [write.report for write in writes if write.report]
+    submission = submit_reports(connection, *first.request.sender_and_run, reports)
+    raise_revision(connection, first.request.client_id)
+    return [submission_response(Submission(*count_results([task]), [task])) for task in submission.tasks]
 
 
 @operation(

@@ -981,7 +981,7 @@ def completed_run(connection: Any, project_type: str, target: str, *tasks: dict[
     """Return the key of a new completed run that reported these tasks."""
     run = findings_service.insert_run(connection, clients.PRINCIPAL, project_type, target, "{}")
     reports = findings_service.parse_submission(json.dumps({"tasks": tasks}).encode(), Settings()).reports
-    findings_service.submit_reports(connection, clients.PRINCIPAL, run, reports)
+    findings_service.submit_reports(connection, clients.PRINCIPAL, run.id, reports)
     findings_service.finish_run(connection, clients.PRINCIPAL, run, findings_service.RunUpdate(status="completed"))
     return findings_service.select_run_key(connection, "default", run.id)
 
@@ -1874,14 +1874,14 @@ def replace_run(client: Client, run: str) -> str:
 def test_submission_stores_nothing_if_its_run_ends_during_the_checks(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[..., object], status: int, code: str
 ) -> None:
-    select_run_and_schema, other = findings_service.select_run_and_schema, client_of(client.application, name="other")
+    select_schema_of_run, other = findings_service.select_schema_of_run, client_of(client.application, name="other")
 
     def interrupted(*arguments: Any) -> Any:
-        found = select_run_and_schema(*arguments)
+        found = select_schema_of_run(*arguments)
         meanwhile(other, run)
         return found
 
-    monkeypatch.setattr("findings_service.select_run_and_schema", interrupted)
+    monkeypatch.setattr("findings_service.select_schema_of_run", interrupted)
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), status, code)
     assert client.read("tasks")["total"] == 0
     assert integrity_errors_of(database_of(client.application).settings.db) == []

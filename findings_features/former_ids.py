@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from findings_service import (
     SubmissionContext,
     TaskContent,
     select_findings,
+    to_json_text,
 )
 
 MOST = 5  # former ids that are stored per finding
@@ -34,7 +34,7 @@ def find(
            JOIN tasks ON tasks.client_id = former_ids.client_id AND tasks.seq = former_ids.task_seq
            WHERE former_ids.client_id = ? AND former_ids.project_type = ? AND former_ids.target_url = ?
                AND former_ids.external_id IN (SELECT value FROM json_each(?)) ORDER BY former_ids.seq""",
-        (by.who.client_id, *by.run.type_and_target, json.dumps(sorted(looked_up))),
+        (by.who.client_id, *by.run.type_and_target, to_json_text(sorted(looked_up))),
     )
     kept = dict[str, str | None]()
     for name, current in kept_rows:
@@ -71,7 +71,7 @@ def keep(connection: Connection, by: SubmissionContext, kept: Mapping[int, Seque
     :param kept: by seq of the task, its present external id followed by the former ids to add.
     """
     of_these = f"FROM former_ids WHERE client_id = ? AND task_seq {LISTED_SEQS}"
-    values = (by.who.client_id, json.dumps([*kept]))
+    values = (by.who.client_id, to_json_text([*kept]))
     stored = defaultdict[int, list[str]](list)
     for seq, name in connection.execute(f"SELECT task_seq, external_id {of_these} ORDER BY seq", values):
         if name not in kept[seq]:

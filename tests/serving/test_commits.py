@@ -28,6 +28,8 @@ from tests.engines import connect_directly, full_error, integrity_errors_of, loc
 from tests.scenarios import assert_timed_out, raise_panic
 from tests.servers import PATIENCE, HttpResponse, Server, program_with, wait_until
 
+RESULTS = ("created", "updated", "reopened", "unchanged")
+
 
 class CommitGroup:
     """Requests whose writes are committed in one transaction, as the commit scheduler does it."""
@@ -91,11 +93,13 @@ def test_write_is_busy_after_busy_timeout_while_another_write_runs(make_app: Cal
 
     async def commit_both(scheduler: commits.CommitScheduler) -> tuple[int, bool, int]:
         slow = SimpleNamespace(
-            request=request, apply=lambda _: (started.set(), release.wait(60)) and findings_service.Response(204, {})
+            request=request,
+            report=None,
+            apply=lambda _: (started.set(), release.wait(60)) and findings_service.Response(204, {}),
         )
         first = asyncio.create_task(scheduler.commit(slow))
         await asyncio.to_thread(started.wait)
-        second = await scheduler.commit(SimpleNamespace(request=request, apply=raise_panic))
+        second = await scheduler.commit(SimpleNamespace(request=request, report=None, apply=raise_panic))
         health = client.get("/healthz").status_code
         first_is_running = not first.done()
         release.set()
@@ -311,6 +315,46 @@ def test_writes_to_one_task_in_a_group_are_applied_in_order(client: Client, run:
 
 
 @pytest.mark.sqlite
+def test_single_reports_of_one_sender_and_run_are_stored_together(
+    app: flask.Flask, client: Client, group: CommitGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, submit_reports = list[int](), findings_service.submit_reports
+
+    def counting(*arguments: Any) -> Any:
+        sizes.append(len(arguments[3]))
+        return submit_reports(*arguments)
+
+    client.register("web")
+    target = {"targetUrl": "https://example.com/"}
+    first = client.start(**target)
+    known, fixed = (client.add(first, externalId=name) for name in ("known", "fixed"))
+    client.triage(fixed, "resolved")
+    path, other = (f"{API}/runs/{client.start(**target)}/tasks" for _ in range(2))
+    reports = [
+        (path, {"externalId": "new"}, "created"),
+        (path, {"title": "one"}, "created"),
+        (path, {"externalId": "known"}, "unchanged"),
+        (path, {"title": "two"}, "created"),
+        (path, {"externalId": "fixed"}, "reopened"),
+        (path, {"externalId": "new", "title": "newer"}, "updated"),  # again, so it begins another submission
+        (path, {"externalId": "last"}, "created"),
+        (other, {"externalId": "last"}, "unchanged"),
+    ]
+    monkeypatch.setattr(findings_service, "submit_reports", counting)
+    responses = group.send(*(group.environ("POST", address, task(**fields)) for address, fields, _ in reports))
+    assert sizes == [5, 2, 1]
+    for (status, answer), (_, _, result) in zip(responses, reports, strict=True):
+        assert status == (201 if result == "created" else 200)
+        assert {name: answer[name] for name in RESULTS} == {name: int(name == result) for name in RESULTS}
+        assert [each["result"] for each in answer["tasks"]] == [result]
+    new, one, *others, two, reopened, newer, last, again = (answer["tasks"][0]["id"] for _, answer in responses)
+    assert (others, reopened, newer, again) == ([known], fixed, new, last)
+    titles = {item["id"]: item["title"] for item in client.read("tasks")["tasks"]}
+    assert [titles[each] for each in (new, one, two)] == ["newer", "one", "two"]
+    assert integrity_errors_of(database_of(app).settings.db) == []
+
+
+@pytest.mark.sqlite
 def test_failed_write_leaves_the_rest_of_its_group_intact(
     client: Client, run: str, group: CommitGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,8 +362,8 @@ def test_failed_write_leaves_the_rest_of_its_group_intact(
 
     def failing(connection: Any, *arguments: Any) -> None:
         insert(connection, *arguments)
-        (title,) = connection.execute("SELECT title FROM tasks WHERE seq = ?", (arguments[-1][0][0],)).fetchone()
-        if title == "bad":
+        seqs = [(entry[0],) for entry in arguments[-1]]
+        if ("bad",) in [connection.execute("SELECT title FROM tasks WHERE seq = ?", seq).fetchone() for seq in seqs]:
             raise sqlite3.IntegrityError("made up")
 
     monkeypatch.setattr(findings_service, "insert_history", failing)
@@ -329,6 +373,17 @@ def test_failed_write_leaves_the_rest_of_its_group_intact(
     assert [status for status, _ in responses] == [201, 201, 500, 201]
     assert {item["title"] for item in client.read("tasks")["tasks"]} == {"one", "two", "three"}
     assert client.read(f"runs/{run}")["submitted"]["created"] == 3
+
+
+@pytest.mark.sqlite
+def test_reports_of_different_users_are_not_stored_together(app: flask.Flask, client: Client, run: str) -> None:
+    group = CommitGroup(app, clients.make_key(app, "proxy", for_users=True))
+    path, users = f"{API}/runs/{run}/tasks", ("ann", "bob", "bob")
+    environs = (
+        group.environ("POST", path, task(externalId=f"{n}"), Findings_User=user) for n, user in enumerate(users)
+    )
+    ids = [answer["tasks"][0]["id"] for _, answer in group.send(*environs)]
+    assert [client.history(each)[0]["user"] for each in ids] == [*users]
 
 
 @pytest.mark.sqlite
