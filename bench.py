@@ -669,7 +669,7 @@ def measure_start(bench: Bench) -> Iterator[Row]:
     pairs = bench.in_turns(
         lambda: start_ms(serving(lambda port: [sys.executable, hello, str(port)])), lambda: start_ms(service(stored.db))
     )
-    yield compared("start to the first 200, against a hello world's", " ms", pairs, 1.9, at_least=False)
+    yield compared("start to the first 200, against a hello world's", " ms", pairs, 1.8, at_least=False)
 
 
 def measure_derived(bench: Bench) -> Iterator[Row]:

@@ -67,21 +67,20 @@ from wsgiref.types import WSGIEnvironment
 try:
     import click
     import flask
-    import jsonschema
     import msgspec
-    import referencing
     import regex
-    from jsonschema import ValidationError
     from msgspec import UNSET, Meta, Raw, Struct, UnsetType
     from msgspec.json import decode as from_json
     from msgspec.json import encode as to_json
     from msgspec.structs import astuple, replace
-    from referencing.jsonschema import specification_with
     from werkzeug.datastructures import ETags, MIMEAccept
     from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
     from werkzeug.http import parse_accept_header, parse_etags
     from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
     from werkzeug.wsgi import get_content_length
+
+    if not importlib.util.find_spec("jsonschema"):
+        raise ModuleNotFoundError(name="jsonschema")
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -90,6 +89,9 @@ except ModuleNotFoundError as missing:
         f"The package {package} is not installed. In the checkout's folder, run `uv run findings_service.py`, or:"
         " python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/findings-service"
     )
+
+if typing.TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 try:
     import fcntl
@@ -2204,10 +2206,18 @@ def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> 
 # - `uniqueItems` takes linear time here, and quadratic time in jsonschema; `anyOf` and `oneOf` do not collect errors.
 # - `required`, `dependencies`, `additionalProperties` and `unevaluated…` report the path of the member, not its object.
 # All other keywords are jsonschema's; the limits on the size of bodies and schemas bound their time.
+# The first check that needs jsonschema imports it: that takes as long as a sixth of the start of the service.
 
 MAX_TASK_PROBLEMS = 100  # reported for one task at most
 CACHED_SCHEMA = 8 * KIB  # characters; longer schemas are not cached. A character takes up to 160 bytes, mostly 20
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def schema_error(message: str, path: Iterable[str | int] = ()) -> ValidationError:
+    """Return an error of a keyword, as jsonschema has it."""
+    from jsonschema import ValidationError
+
+    return ValidationError(message, path=path)
 
 
 class OutOfTime(Exception):
@@ -2379,10 +2389,10 @@ def validate_value(keyword: str, validator: Any, rule: Any, instance: Any, _: An
     match keyword:
         case "pattern":
             if isinstance(instance, str) and not matches(rule, instance):
-                yield ValidationError(f"{instance!r} does not match {rule!r}")
+                yield schema_error(f"{instance!r} does not match {rule!r}")
         case "uniqueItems":
             if rule and isinstance(instance, list) and len(set(map(hashable, instance))) < len(instance):
-                yield ValidationError(f"{instance!r} has non-unique elements")
+                yield schema_error(f"{instance!r} has non-unique elements")
         case "anyOf":  # for a value other than null with one choice besides null, report the errors by that choice
             possible = [each for each in rule if instance is None or each != {"type": "null"}]
             if len(possible) == 1:
@@ -2393,14 +2403,14 @@ def validate_value(keyword: str, validator: Any, rule: Any, instance: Any, _: An
                     break
                 else:
                     return
-            yield ValidationError(f"{instance!r} is not valid under any of the given schemas")
+            yield schema_error(f"{instance!r} is not valid under any of the given schemas")
         case "oneOf":
             matching = 0
             for each in rule:
                 matching += is_valid(validator, each, instance)
             if matching != 1:
                 words = f"valid under {matching}" if matching else "not valid under any"
-                yield ValidationError(f"{instance!r} is {words} of the given schemas; must be valid under exactly one")
+                yield schema_error(f"{instance!r} is {words} of the given schemas; must be valid under exactly one")
 
 
 def validate_members(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
@@ -2411,7 +2421,7 @@ def validate_members(keyword: str, validator: Any, rule: Any, instance: Any, _: 
         case "required":
             for name in rule:
                 if name not in instance:
-                    yield ValidationError(f"{name!r} is a required property", path=[name])
+                    yield schema_error(f"{name!r} is a required property", path=[name])
         case "patternProperties":
             for pattern, name in itertools.product(rule, instance):
                 if matches(pattern, name):
@@ -2441,7 +2451,7 @@ def validate_other_members(keyword: str, validator: Any, rule: Any, instance: An
             kind = keyword.replace("Items", " items").replace("Prop", " prop").capitalize()
             words = f"{kind} are not allowed ({truncate(str(member))!r} was unexpected)"
             names = ", ".join(itertools.chain(*known.values()))
-            yield ValidationError(words + (names and f"; known: {names}"), path=[member])
+            yield schema_error(words + (names and f"; known: {names}"), path=[member])
         else:
             yield from validator.descend(value, rule, path=member)
 
@@ -2475,7 +2485,7 @@ def evaluated_members(keyword: str, validator: Any, rule: Any, value: Any, schem
             members = [index for index in indexes if is_valid(validator, rule, value[index])]
     for each in below:
         yield from validator.descend(EvaluationProbe(value), each)
-    yield ValidationError("", path=members)
+    yield schema_error("", path=members)
 
 
 OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
@@ -2504,8 +2514,10 @@ def bounded(keyword: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def bounded_draft(draft: Any) -> Any:
     """Return a validator class of jsonschema (`draft`) in which all keywords are bounded."""
+    from jsonschema.validators import extend
+
     keywords = {keyword: bounded(keyword, original) for keyword, original in draft.VALIDATORS.items()}
-    extended: Any = jsonschema.validators.extend(draft, keywords)  # type: ignore[no-untyped-call]
+    extended: Any = extend(draft, keywords)  # type: ignore[no-untyped-call]
     original_evolve = extended.evolve
 
     def evolve(validator: Any, **changes: Any) -> Any:
@@ -2522,6 +2534,8 @@ def bounded_draft(draft: Any) -> Any:
 @cache
 def drafts() -> Json:
     """Return the validator classes by their `$schema` URIs, newest first. They do not check `format`."""
+    import jsonschema
+
     known = [getattr(jsonschema, f"Draft{draft}Validator") for draft in (202012, 201909, 7, 6, 4, 3)]
     return {draft.ID_OF(draft.META_SCHEMA).rstrip("#"): bounded_draft(draft) for draft in known}
 
@@ -2533,6 +2547,8 @@ def draft_of(schema: Json) -> Any:
 
 def validator_of(schema: Json) -> Any:
     """Return a validator of a schema. References resolve only to that schema and the drafts' metaschemas."""
+    import referencing
+
     return draft_of(schema)(schema, registry=referencing.Registry())
 
 
@@ -2577,6 +2593,9 @@ def pattern_faults(schema: Json, pointer: str) -> Iterator[Problem]:
 
 def inner_faults(root: Json, pointer: str, draft: Any) -> Iterator[Problem]:
     """Yield the problems of ids, drafts, patterns and references in a schema and all that are reachable from it."""
+    import referencing
+    from referencing.jsonschema import specification_with
+
     specification, seen = specification_with(draft.ID_OF(draft.META_SCHEMA)), set()
     waiting = deque(
         [(root, pointer, referencing.Registry[Any]().with_resource("", specification.create_resource(root)).resolver())]
