@@ -2214,7 +2214,7 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def schema_error(message: str, path: Iterable[str | int] = ()) -> ValidationError:
-    """Return an error of a keyword, as jsonschema has it."""
+    """Return the jsonschema `ValidationError` of a keyword."""
     from jsonschema import ValidationError
 
     return ValidationError(message, path=path)
@@ -5646,7 +5646,7 @@ class Router:
 
 
 def shape_of(steps: Sequence[str]) -> tuple[int, str]:
-    """Return what a path and the pattern that matches it share: the number of steps, and the collection's name."""
+    """Return the number of steps of a path or pattern, and the name of its collection."""
     return len(steps), "".join(steps[3:4])  # in /api/v1/tasks/{task_id}, the empty step before the first slash counts
 
 
@@ -6201,9 +6201,9 @@ class PageCache:
 
 
 def look_up_page(request: ApiRequest, connection: Connection) -> tuple[Response, tuple[str, ...] | None]:
-    """Return the response to a request for a page: 304 if the caller sent its ETag (RFC 9110, 13.1.2), or the page.
+    """Return a response with the page from the cache, or 304 if the caller sent its ETag (RFC 9110, 13.1.2).
 
-    If the page is not in the cache, the response has no body, and is returned with the key under which to cache it.
+    If the page is not in the cache, the response has no body yet; the second value is the key under which to cache it.
     The ETag changes with any change of the client's data, and each day, because an overview ends with today. It
     depends on the assignee, because "me" is a different person for each user.
     """
@@ -6422,9 +6422,9 @@ def submission_response(submission: Submission) -> Response:
 
 
 def apply_writes(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
-    """Apply a write, or the single reports of several as one submission; return the response to each.
+    """Apply a write, or several single reports as one submission; return the responses.
 
-    Several must have one sender and run, and different external ids. They take a fraction of the statements.
+    Several must have one sender and run, and different external ids. One submission needs far fewer statements.
     """
     first = writes[0]
     if len(writes) == 1:

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import traceback
-import typing
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,11 +17,11 @@ from msgspec import Struct
 from findings_features.streams import write_unlocked
 from findings_service import (
     Busy,
+    Connection,
     Database,
     Listeners,
     PendingWrite,
     Response,
-    SQLiteConnection,
     StorageFull,
     apply_writes,
     as_service_error,
@@ -123,8 +122,25 @@ def maintenance_steps(database: Database) -> Iterator[float]:
 TRANSACTION_ENDED = "writing failed, or the disk is full"
 
 
-class FailedHalfway(Exception):
-    """A write of a group failed after it had changed rows, which only a rollback of the group undoes."""
+def apply_in_group(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
+    """Apply writes in a savepoint of their group's transaction, and return their responses. An exception undoes them.
+
+    :raises StorageFull: if the engine has ended the transaction.
+    """
+    if not connection.in_transaction:  # SAVEPOINT would begin a new one
+        raise StorageFull(TRANSACTION_ENDED)
+    connection.execute("SAVEPOINT request")
+    before = connection.transaction.counters.changes.copy()
+    try:
+        responses = apply_writes(writes, connection)
+        connection.execute("RELEASE request")
+    except BaseException:
+        connection.transaction.counters.changes = before
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO request")
+            connection.execute("RELEASE request")
+        raise
+    return responses
 
 
 GATHERING = 0.1  # wait before a group, as a share of the time of the last COMMIT
@@ -136,10 +152,9 @@ SHORTEST_WAIT = 0.25  # seconds that a write may be queued if `busy_timeout` is 
 class CommitScheduler:
     """The writer thread of a database with one writer. It also runs the maintenance.
 
-    Queued writes share a transaction as a commit group, in the order of arrival. They share one fsync and get their
-    responses after the COMMIT. If the COMMIT fails, every write of the group has failed. Writes that arrive during a
-    COMMIT form the next group. A write rarely fails after it has changed rows; if it does, the group is rolled back and
-    the other writes are applied again. A savepoint for each write would make all of them slower.
+    Queued writes share a transaction as a commit group, in the order of arrival. Each has its savepoint, except single
+    reports that are stored together. They share one fsync and get their responses after the COMMIT. If the COMMIT
+    fails, every write of the group has failed. Writes that arrive during a COMMIT form the next group.
     """
 
     def __init__(self, database: Database, listeners: Listeners) -> None:
@@ -148,7 +163,6 @@ class CommitScheduler:
         self._maintenance = maintenance_steps(database)
         self._next_step = time.monotonic() + MAINTENANCE_PAUSE
         self._gathering = 0.0  # seconds to wait before a group, because callers of the last one may write again at once
-        self._most_together = MOST_TOGETHER
         self._stopping = False
         self._wakeup = threading.Event()
         self._thread = critical_thread(self._work, "findings-writer")
@@ -197,31 +211,16 @@ class CommitScheduler:
         """Apply queued writes for up to `GROUP_TIME`, commit them, and deliver their responses."""
         group: list[Write] = []
         try:
-            with self.database.transaction() as transaction:
-                connection = typing.cast(SQLiteConnection, transaction)
+            with self.database.transaction() as connection:
                 end = time.monotonic() + GROUP_TIME
                 with suppress(IndexError):  # the queue is empty: queued writes may also time out
                     while connection.in_transaction and time.monotonic() < end:
                         group += (taken := self._take())
-                        changes, pending = connection.total_changes, [write.pending for write in taken]
-                        result = pending[0].request.attempt(apply_writes, pending, connection)
-                        for write in taken:
-                            write.answer = result.pop(0) if isinstance(result, list) else result
-                        if (
-                            isinstance(result, Response)
-                            and connection.in_transaction
-                            and connection.total_changes != changes
-                        ):
-                            raise FailedHalfway
+                        self._apply(taken, connection)
                 if not connection.in_transaction:
                     raise StorageFull(TRANSACTION_ENDED)
                 committing = time.monotonic()
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
-        except FailedHalfway:
-            again = group[:-1] if len(taken) == 1 else group
-            self._most_together = 1
-            self._waiting.extendleft(reversed(again))
-            group = group[len(again) :]
         except BaseException as error:
             if not group and (self._stopping or not is_busy(error)):  # otherwise each write times out by itself
                 with suppress(IndexError):
@@ -230,7 +229,6 @@ class CommitScheduler:
             for write in group:
                 write.answer = problem_response(as_service_error(error, write.pending.request.environ))
         else:
-            self._most_together = MOST_TOGETHER
             try:
                 for listener in self._listeners.committed:
                     listener(len(group))
@@ -240,19 +238,29 @@ class CommitScheduler:
             self._settle(group)
 
     def _take(self) -> list[Write]:
-        """Take the next write, and those behind it that `apply_writes` can store together with it."""
+        """Take the next write from the queue, and the following ones that `apply_writes` stores together with it."""
         taken, ids = [self._waiting.popleft()], set[str]()
-        with suppress(IndexError):
-            while len(taken) < self._most_together and (report := taken[-1].pending.report):
+        with suppress(IndexError, ValueError):  # the queue is empty, or the following write has just timed out
+            while len(taken) < MOST_TOGETHER and (report := taken[-1].pending.report):
                 ids.add(report.external_id or "")  # reports without one are different findings
-                following = self._waiting.popleft()
+                following = self._waiting[0]
                 one, other = taken[0].pending.request, following.pending.request
                 report = following.pending.report
                 if report is None or report.external_id in ids or one.sender_and_run != other.sender_and_run:
-                    self._waiting.appendleft(following)
                     break
+                self._waiting.remove(following)
                 taken.append(following)
         return taken
+
+    def _apply(self, writes: Sequence[Write], connection: Connection) -> None:
+        """Apply writes together. If that fails, apply each alone, because the reason may be one of them."""
+        result = writes[0].pending.request.attempt(apply_in_group, [write.pending for write in writes], connection)
+        if isinstance(result, Response) and len(writes) > 1:
+            for write in writes:
+                self._apply([write], connection)
+            return
+        for write, answer in zip(writes, result if isinstance(result, list) else [result], strict=True):
+            write.answer = answer
 
     def _settle(self, writes: Sequence[Write]) -> None:
         """Deliver the writes' responses on the event loop. Futures of disconnected callers are done already."""

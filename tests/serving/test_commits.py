@@ -376,6 +376,25 @@ def test_failed_write_leaves_the_rest_of_its_group_intact(
 
 
 @pytest.mark.sqlite
+def test_write_that_fails_after_changing_rows_neither_undoes_nor_repeats_others(
+    client: Client, run: str, group: CommitGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_group, groups = group.writes._commit_group, list[None]()
+    monkeypatch.setattr(group.writes, "_commit_group", lambda: groups.append(commit_group()))
+    path = f"{API}/runs/{run}"
+    client.patch(path, json={"metadata": {"a": "x" * 40_000}})
+    responses = group.send(
+        group.environ("POST", f"{path}/tasks", task()),
+        group.environ("PATCH", path, {"status": "completed", "metadata": {"b": "x" * 40_000}}),
+        group.environ("POST", f"{path}/tasks", task()),
+    )
+    assert [status for status, _ in responses] == [201, 422, 201]
+    assert len(groups) == 1
+    stored = client.read(f"runs/{run}")
+    assert (stored["status"], stored["summary"]["total"], [*stored["metadata"]]) == ("running", 2, ["a"])
+
+
+@pytest.mark.sqlite
 def test_reports_of_different_users_are_not_stored_together(app: flask.Flask, client: Client, run: str) -> None:
     group = CommitGroup(app, clients.make_key(app, "proxy", for_users=True))
     path, users = f"{API}/runs/{run}/tasks", ("ann", "bob", "bob")
