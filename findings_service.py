@@ -6201,7 +6201,7 @@ class PageCache:
 
 
 def look_up_page(request: ApiRequest, connection: Connection) -> tuple[Response, tuple[str, ...] | None]:
-    """Return a response with the page from the cache, or 304 if the caller sent its ETag (RFC 9110, 13.1.2).
+    """Return a response with the cached page, or 304 if its ETag was sent (RFC 9110, 13.1.2).
 
     If the page is not in the cache, the response has no body yet; the second value is the key under which to cache it.
     The ETag changes with any change of the client's data, and each day, because an overview ends with today. It
@@ -6231,7 +6231,7 @@ def conditional_response(
 
 
 def response_from_cache(request: ApiRequest) -> Response | None:
-    """Return the response to a request for a page if no page has to be read, otherwise None.
+    """Return the response to a request for a page, or None if the page has to be read.
 
     It needs one statement and no thread. With an engine on a server, this would be a further round trip.
     """
@@ -6422,7 +6422,7 @@ def submission_response(submission: Submission) -> Response:
 
 
 def apply_writes(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
-    """Apply a write, or several single reports as one submission; return the responses.
+    """Apply a write, or several single reports as one submission, and return the responses.
 
     Several must have one sender and run, and different external ids. One submission needs far fewer statements.
     """

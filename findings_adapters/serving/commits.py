@@ -123,9 +123,9 @@ TRANSACTION_ENDED = "writing failed, or the disk is full"
 
 
 def apply_in_group(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
-    """Apply writes in a savepoint of their group's transaction, and return their responses. An exception undoes them.
+    """Apply writes in a savepoint of their group's transaction, and return their responses.
 
-    :raises StorageFull: if the engine has ended the transaction.
+    An exception undoes them. :raises StorageFull: if the engine has ended the transaction.
     """
     if not connection.in_transaction:  # SAVEPOINT would begin a new one
         raise StorageFull(TRANSACTION_ENDED)
@@ -144,7 +144,7 @@ def apply_in_group(writes: Sequence[PendingWrite], connection: Connection) -> li
 
 
 GATHERING = 0.1  # wait before a group, as a share of the time of the last COMMIT
-MOST_TOGETHER = 50  # reports of several writes that are stored as one submission
+MOST_TOGETHER = 50  # maximum number of single reports that are stored as one submission
 GROUP_TIME = 0.05  # seconds after which a group is committed even if more writes are queued
 SHORTEST_WAIT = 0.25  # seconds that a write may be queued if `busy_timeout` is shorter
 
@@ -238,7 +238,7 @@ class CommitScheduler:
             self._settle(group)
 
     def _take(self) -> list[Write]:
-        """Take the next write from the queue, and the following ones that `apply_writes` stores together with it."""
+        """Remove and return the next write, and the following ones to store together with it."""
         taken, ids = [self._waiting.popleft()], set[str]()
         with suppress(IndexError, ValueError):  # the queue is empty, or the following write has just timed out
             while len(taken) < MOST_TOGETHER and (report := taken[-1].pending.report):
