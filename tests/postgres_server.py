@@ -168,7 +168,9 @@ class Databases:
         return rows_of(self._connection.execute(statement))
 
     def end_connections(self, url: str) -> None:
-        self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{db_name(url)}'")
+        """Terminate all connections to a database, and wait until they are gone."""
+        wait = int(STARTING * 1000)  # milliseconds
+        self.run(f"SELECT pg_terminate_backend(pid, {wait}) FROM pg_stat_activity WHERE datname = '{db_name(url)}'")
 
     def close(self) -> None:
         for url in list(self.made):

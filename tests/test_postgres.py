@@ -83,12 +83,6 @@ def backends(postgres: Databases, url: str) -> list[int]:
     return [pid for (pid,) in postgres.run(f"SELECT pid FROM pg_stat_activity WHERE {condition} ORDER BY pid")]
 
 
-def end_connections(postgres: Databases, url: str) -> None:
-    """Terminate all connections to a database, and wait until they are gone."""
-    postgres.end_connections(url)
-    wait_until(lambda: not backends(postgres, url))
-
-
 @contextmanager
 def in_thread(work: Callable[[], object]) -> Iterator[None]:
     """Run `work` in another thread during the block, and re-raise its exception afterwards."""
@@ -626,7 +620,7 @@ def test_idle_connection_that_was_closed_is_replaced(
     postgres: Databases, url: str, database: store.PostgresDatabase
 ) -> None:
     add(database, "a")
-    end_connections(postgres, url)
+    postgres.end_connections(url)
     add(database, "a")
     assert counts(database) == {"a": 2}
 
@@ -657,7 +651,7 @@ def test_read_on_a_silent_or_closed_connection_raises_try_again(
         with reading() as connection:
             connection.execute("SELECT 1").fetchall()
             if patience == PATIENCE:
-                end_connections(postgres, url)
+                postgres.end_connections(url)
             connection.link.patience = patience
             connection.execute("SELECT pg_sleep(2)").fetchall()
 
