@@ -3623,7 +3623,8 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     tasks = [state for state in states if state.branch == run.branch]
     if run.is_partial:
         tasks = checked_tasks(connection, who.client_id, run, tasks)
-    triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run)
+    resolved = TaskUpdate(status="resolved")
+    triage_tasks(connection, who, [(task, resolved) for task in tasks], run)
     connection.execute(
         "UPDATE runs SET resolved = resolved + ? WHERE client_id = ? AND seq = ?", (len(tasks), who.client_id, run.seq)
     )
@@ -3755,7 +3756,8 @@ def task_model(row: Sequence[Any]) -> Task:
     return cast(Task, task)
 
 
-ONE_TASK = f"SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS} WHERE tasks.client_id = ? AND tasks.id = ?"
+WHOLE_TASKS = f"SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS} WHERE"
+ONE_TASK = f"{WHOLE_TASKS} tasks.client_id = ? AND tasks.id = ?"
 
 
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
@@ -4280,16 +4282,16 @@ decision_of = attrgetter("status", "reason", "until", "duplicate_of")
 
 
 def triage_tasks(
-    connection: Connection, who: Principal, states: Sequence[TaskRow], update: Decision, run: RunKey | None = None
+    connection: Connection, who: Principal, decisions: Iterable[tuple[TaskRow, Decision]], run: RunKey | None = None
 ) -> int:
-    """Apply one update to tasks, and return how many of them got a history entry.
+    """Apply an update to each of several tasks, and return how many of them got a history entry.
 
     An unchanged task gets one only for a comment. :param run: the run that resolves the tasks; None for triage.
     """
-    decided = [(state, state.after(update, is_decision=run is None)) for state in states]
-    entries = {old.seq: triage_entries(old, new, update.comment) for old, new in decided}
+    decided = [(old, old.after(update, is_decision=run is None), update.comment) for old, update in decisions]
+    entries = {old.seq: triage_entries(old, new, comment) for old, new, comment in decided}
     rows = [(seq, *entry) for seq, task_entries in entries.items() for entry in task_entries]
-    move_tasks(connection, who, [(old, new) for old, new in decided if new is not old], rows, timestamp(), run)
+    move_tasks(connection, who, [(old, new) for old, new, _ in decided if new is not old], rows, timestamp(), run)
     return sum(map(bool, entries.values()))
 
 
@@ -5801,17 +5803,29 @@ class SlowRead(ThreadJob, eq=False, frozen=True):
     """Job that reads from the database on a connection of its own."""
 
 
+class JointPart(Struct, eq=False, frozen=True):
+    """A write's part in a joint write: one for several requests of the same sender and run, with fewer statements.
+
+    `store` writes the contents of parts with the same `store`, and returns the response for each. `finding` is the
+    external id or id of the written finding: no two parts may have the same one.
+    """
+
+    store: Callable[[ApiRequest, Sequence[Any], Connection], list[Response]]
+    content: Any
+    finding: str | None
+
+
 class PendingWrite(Struct, eq=False, frozen=True):
     """The write of a request that has passed all checks except those against the stored state.
 
     `store` makes the remaining checks and writes, in a transaction; it returns the response, or None for 204.
-    `report` is the only report of a submission that `apply_writes` may store with those of other writes.
+    `part` is set if `apply_writes` may apply the write together with others.
     """
 
     request: ApiRequest
     store: Callable[[Connection], Response | None]
     changes: bool = True  # whether it changes what ETags cover
-    report: NewTask | None = None
+    part: JointPart | None = None
 
     def apply(self, connection: Connection) -> Response:
         """Write in an open transaction, and store the response if the request has an Idempotency-Key.
@@ -6049,8 +6063,8 @@ class ApiRequest:
 
     @property
     def sender_and_run(self) -> tuple[Principal, str]:
-        """The sender of the request, and the id of the run in its path."""
-        return self.principal, self.view_args["run_id"]
+        """The sender of the request, and the id of the run in its path, or ""."""
+        return self.principal, self.view_args.get("run_id", "")
 
     def checked_body(
         self,
@@ -6405,9 +6419,10 @@ def pending_submission(request: ApiRequest, parsed: Parsed) -> PendingWrite:
     """Return the write of a submission. :raises ValidationFailed: with all of its problems, if it has any."""
     if parsed.problems:
         raise ValidationFailed(one_problem_per_task_first(parsed.problems), complete=parsed.complete)
-    is_simple = len(parsed.reports) == 1 and not (request.request_key or parsed.number or parsed.reports[0].former_ids)
-    store = partial(store_submission, request, parsed)
-    return PendingWrite(request, store, report=parsed.reports[0] if is_simple else None)
+    part = None
+    if len(parsed.reports) == 1 and not (request.request_key or parsed.number or parsed.reports[0].former_ids):
+        part = JointPart(store_single_reports, parsed.reports[0], parsed.reports[0].external_id)
+    return PendingWrite(request, partial(store_submission, request, parsed), part=part)
 
 
 def store_submission(request: ApiRequest, parsed: Parsed, connection: Connection) -> Response:
@@ -6421,18 +6436,20 @@ def submission_response(submission: Submission) -> Response:
     return json_response(201 if submission.created else 200, submission, names=names)
 
 
-def apply_writes(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
-    """Apply a write, or several single reports as one submission, and return the responses.
+def store_single_reports(request: ApiRequest, reports: Sequence[NewTask], connection: Connection) -> list[Response]:
+    """Store the single reports of several requests as one submission, and respond to each with its result."""
+    submission = submit_reports(connection, *request.sender_and_run, reports)
+    return [submission_response(Submission(*count_results([task]), [task])) for task in submission.tasks]
 
-    Several must have one sender and run, and different external ids. One submission needs far fewer statements.
-    """
-    first = writes[0]
+
+def apply_writes(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
+    """Apply a write, or several as a joint write, and return the responses."""
+    first, parts = writes[0], [write.part for write in writes if write.part]
     if len(writes) == 1:
         return [first.apply(connection)]
-    reports = [write.report for write in writes if write.report]
-    submission = submit_reports(connection, *first.request.sender_and_run, reports)
+    responses = parts[0].store(first.request, [part.content for part in parts], connection)
     raise_revision(connection, first.request.client_id)
-    return [submission_response(Submission(*count_results([task]), [task])) for task in submission.tasks]
+    return responses
 
 
 @operation(
@@ -6478,23 +6495,35 @@ def get_task(request: ApiRequest, task_id: str) -> Response:
 def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
     """Triage a task: set its status, reason, assignee, severity or links, or add a comment."""
     find = partial(select_task_row, client_id=request.client_id, task_id=task_id)
-    update: TaskUpdate = request.checked_body(find, decision_problems)
+    decision = (request, task_id, request.checked_body(find, decision_problems))
+    # Whether a task may become a duplicate depends on other tasks, which the same joint write could change.
+    is_simple = not (request.request_key or decision[-1].duplicate_of)
+    part = JointPart(store_decisions, decision, task_id) if is_simple else None
+    return PendingWrite(request, lambda connection: store_decisions(request, [decision], connection)[0], part=part)
 
-    def triage(connection: Connection) -> Response:
-        state = find(connection)
+
+def store_decisions(
+    first: ApiRequest, decisions: Sequence[tuple[ApiRequest, str, TaskUpdate]], connection: Connection
+) -> list[Response]:
+    """Check and store decisions of one sender about different tasks, and respond to each request with its task.
+
+    :raises ServiceError: if a check fails.
+    """
+    client_id, ids = first.client_id, to_json_text([task_id for _, task_id, _ in decisions])
+    states = {state.id: state for state in select_task_rows(connection, client_id, BY_ID, ids)}
+    for request, task_id, update in decisions:
+        state = states.get(task_id) or select_task_row(connection, client_id, task_id)  # raises Missing
         if request.expected is not None:
-            etag = select_task(connection, request.client_id, task_id).etag
+            etag = select_task(connection, client_id, task_id).etag
             if not request.expected.contains_raw(etag):
                 raise ChangedMeanwhile("The task changed since the ETag in If-Match was returned; nothing was stored.")
-        duplicate = duplicate_problems(connection, request.client_id, update.duplicate_of, [task_id])
+        duplicate = duplicate_problems(connection, client_id, update.duplicate_of, [task_id])
         if problems := [*state_problems(update, state), *duplicate]:
             raise ValidationFailed(problems)
-        triage_tasks(connection, request.principal, [state], update)
-        response = task_response(task := select_task(connection, request.client_id, task_id))
-        response.names = task.run_id, task.last_run_id
-        return response
-
-    return PendingWrite(request, triage)
+    triage_tasks(connection, first.principal, [(states[task_id], update) for _, task_id, update in decisions])
+    tasks = {task.id: task for task in map(task_model, connection.execute(f"{WHOLE_TASKS} {BY_ID}", (client_id, ids)))}
+    found = [tasks[task_id] for _, task_id, _ in decisions]
+    return [replace(task_response(task), names=(task.run_id, task.last_run_id)) for task in found]
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)

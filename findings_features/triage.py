@@ -123,7 +123,7 @@ def patch_tasks(request: ApiRequest) -> PendingWrite:
 
     def triage(connection: Connection) -> Response:
         ordered = select_checked(connection)
-        updated = triage_tasks(connection, request.principal, ordered, update)
+        updated = triage_tasks(connection, request.principal, [(state, update) for state in ordered])
         etags = select_etags(connection, request.client_id, update.ids)
         tasks = [TriagedTask(state.id, update.status or state.status, etags[state.id]) for state in ordered]
         return json_response(200, Triage(updated, len(tasks) - updated, tasks), names=update.ids)

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from msgspec import Struct
@@ -122,17 +122,15 @@ def maintenance_steps(database: Database) -> Iterator[float]:
 TRANSACTION_ENDED = "writing failed, or the disk is full"
 
 
-def apply_in_group(writes: Sequence[PendingWrite], connection: Connection) -> list[Response]:
-    """Apply writes in a savepoint of their group's transaction, and return their responses.
-
-    An exception undoes them. :raises StorageFull: if the engine has ended the transaction.
-    """
+@contextmanager
+def savepoint(connection: Connection) -> Iterator[None]:
+    """Undo the writes of the block if it raises. :raises StorageFull: if the engine has ended the transaction."""
     if not connection.in_transaction:  # SAVEPOINT would begin a new one
         raise StorageFull(TRANSACTION_ENDED)
     connection.execute("SAVEPOINT request")
     before = connection.transaction.counters.changes.copy()
     try:
-        responses = apply_writes(writes, connection)
+        yield
         connection.execute("RELEASE request")
     except BaseException:
         connection.transaction.counters.changes = before
@@ -140,11 +138,10 @@ def apply_in_group(writes: Sequence[PendingWrite], connection: Connection) -> li
             connection.execute("ROLLBACK TO request")
             connection.execute("RELEASE request")
         raise
-    return responses
 
 
 GATHERING = 0.1  # wait before a group, as a share of the time of the last COMMIT
-MOST_TOGETHER = 50  # maximum number of single reports that are stored as one submission
+MOST_TOGETHER = 50  # maximum number of writes in a joint write
 GROUP_TIME = 0.05  # seconds after which a group is committed even if more writes are queued
 SHORTEST_WAIT = 0.25  # seconds that a write may be queued if `busy_timeout` is shorter
 
@@ -152,9 +149,10 @@ SHORTEST_WAIT = 0.25  # seconds that a write may be queued if `busy_timeout` is 
 class CommitScheduler:
     """The writer thread of a database with one writer. It also runs the maintenance.
 
-    Queued writes share a transaction as a commit group, in the order of arrival. Each has its savepoint, except single
-    reports that are stored together. They share one fsync and get their responses after the COMMIT. If the COMMIT
-    fails, every write of the group has failed. Writes that arrive during a COMMIT form the next group.
+    Queued writes share a transaction as a commit group, in the order of arrival; some are applied as a joint write.
+    They share one fsync and get their responses after the COMMIT. If the COMMIT fails, every write of the group has
+    failed. Writes that arrive during a COMMIT form the next group. A failed write is undone by its savepoint, or if it
+    is the first one, which needs none, with the whole transaction.
     """
 
     def __init__(self, database: Database, listeners: Listeners) -> None:
@@ -207,21 +205,31 @@ class CommitScheduler:
             if time.monotonic() >= self._next_step:
                 self._next_step = time.monotonic() + next(self._maintenance)
 
-    def _commit_group(self) -> None:
-        """Apply queued writes for up to `GROUP_TIME`, commit them, and deliver their responses."""
-        group: list[Write] = []
+    def _commit_group(self, alone: Sequence[Write] = ()) -> None:
+        """Apply queued writes for up to `GROUP_TIME`, commit them, and deliver their responses.
+
+        :param alone: writes to apply before, each alone, because their joint write failed.
+        """
+        group = [*alone]
         try:
             with self.database.transaction() as connection:
+                for write in alone:
+                    self._apply_in_savepoint([write], connection)
                 end = time.monotonic() + GROUP_TIME
                 with suppress(IndexError):  # the queue is empty: queued writes may also time out
                     while connection.in_transaction and time.monotonic() < end:
-                        group += (taken := self._take())
-                        self._apply(taken, connection)
+                        taken = self._take()
+                        apply = self._apply_in_savepoint if group else self._apply
+                        group += taken
+                        apply(taken, connection)
                 if not connection.in_transaction:
                     raise StorageFull(TRANSACTION_ENDED)
                 committing = time.monotonic()
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
+            if len(group) > 1 and group[0].answer is None and not alone:
+                self._commit_group(group)
+                return
             if not group and (self._stopping or not is_busy(error)):  # otherwise each write times out by itself
                 with suppress(IndexError):
                     while True:
@@ -238,29 +246,37 @@ class CommitScheduler:
             self._settle(group)
 
     def _take(self) -> list[Write]:
-        """Remove and return the next write, and the following ones to store together with it."""
-        taken, ids = [self._waiting.popleft()], set[str]()
+        """Remove and return the next write, and the following ones for a joint write with it."""
+        taken, findings = [self._waiting.popleft()], set[str]()
         with suppress(IndexError, ValueError):  # the queue is empty, or the following write has just timed out
-            while len(taken) < MOST_TOGETHER and (report := taken[-1].pending.report):
-                ids.add(report.external_id or "")  # reports without one are different findings
+            while len(taken) < MOST_TOGETHER and (part := taken[-1].pending.part):
+                findings.add(part.finding or "")  # reports without an external id are different findings
                 following = self._waiting[0]
-                one, other = taken[0].pending.request, following.pending.request
-                report = following.pending.report
-                if report is None or report.external_id in ids or one.sender_and_run != other.sender_and_run:
+                one, other, further = taken[0].pending.request, following.pending.request, following.pending.part
+                if further is None or further.store is not part.store or further.finding in findings:
+                    break
+                if one.sender_and_run != other.sender_and_run:
                     break
                 self._waiting.remove(following)
                 taken.append(following)
         return taken
 
     def _apply(self, writes: Sequence[Write], connection: Connection) -> None:
+        responses = apply_writes([write.pending for write in writes], connection)
+        for write, response in zip(writes, responses, strict=True):
+            write.answer = response
+
+    def _apply_in_savepoint(self, writes: Sequence[Write], connection: Connection) -> None:
         """Apply writes together. If that fails, apply each alone, because the reason may be one of them."""
-        result = writes[0].pending.request.attempt(apply_in_group, [write.pending for write in writes], connection)
-        if isinstance(result, Response) and len(writes) > 1:
+        try:
+            with savepoint(connection):
+                self._apply(writes, connection)
+        except BaseException as error:
+            if len(writes) == 1:
+                writes[0].answer = problem_response(as_service_error(error, writes[0].pending.request.environ))
+                return
             for write in writes:
-                self._apply([write], connection)
-            return
-        for write, answer in zip(writes, result if isinstance(result, list) else [result], strict=True):
-            write.answer = answer
+                self._apply_in_savepoint([write], connection)
 
     def _settle(self, writes: Sequence[Write]) -> None:
         """Deliver the writes' responses on the event loop. Futures of disconnected callers are done already."""

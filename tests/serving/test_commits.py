@@ -64,6 +64,10 @@ class CommitGroup:
         return [(each.status, json.loads(each.body) if each.body else None) for each in responses]
 
 
+def raise_busy() -> NoReturn:
+    raise findings_service.Busy("locked")
+
+
 @pytest.fixture
 def group(app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch) -> CommitGroup:
     """A commit group without a time limit, so that a slow machine does not split it."""
@@ -94,12 +98,12 @@ def test_write_is_busy_after_busy_timeout_while_another_write_runs(make_app: Cal
     async def commit_both(scheduler: commits.CommitScheduler) -> tuple[int, bool, int]:
         slow = SimpleNamespace(
             request=request,
-            report=None,
+            part=None,
             apply=lambda _: (started.set(), release.wait(60)) and findings_service.Response(204, {}),
         )
         first = asyncio.create_task(scheduler.commit(slow))
         await asyncio.to_thread(started.wait)
-        second = await scheduler.commit(SimpleNamespace(request=request, report=None, apply=raise_panic))
+        second = await scheduler.commit(SimpleNamespace(request=request, part=None, apply=raise_panic))
         health = client.get("/healthz").status_code
         first_is_running = not first.done()
         release.set()
@@ -376,33 +380,108 @@ def test_failed_write_leaves_the_rest_of_its_group_intact(
 
 
 @pytest.mark.sqlite
+def test_decisions_of_one_sender_are_stored_together(
+    app: flask.Flask, client: Client, run: str, group: CommitGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, triage_tasks = list[int](), findings_service.triage_tasks
+
+    def counting(*arguments: Any) -> Any:
+        sizes.append(len(arguments[2]))
+        return triage_tasks(*arguments)
+
+    one, two, three, copy = ids = [client.add(run, externalId=name) for name in ("b", "a", "d", "c")]
+    decisions = [
+        (one, {"status": "in_progress", "assignee": "ann"}),
+        (two, {"status": "dismissed", "reason": "wont_fix", "comment": "so be it"}),
+        (three, {"severity": "low"}),
+        (one, {"status": "resolved"}),  # again, so it begins another joint write
+        (two, {"comment": "again"}),  # with an Idempotency-Key
+        (copy, {"status": "dismissed", "reason": "duplicate", "duplicateOf": one}),  # depends on the others
+        (three, {"comment": "last"}),
+    ]
+    monkeypatch.setattr(findings_service, "triage_tasks", counting)
+    environs = [group.environ("PATCH", f"{API}/tasks/{each}", update) for each, update in decisions]
+    environs[4]["HTTP_IDEMPOTENCY_KEY"] = "k"
+    responses = group.send(*environs)
+    assert sizes == [3, 1, 1, 1, 1]
+    assert group.send(environs[4]) == [responses[4]]
+    for (status, answer), (task_id, update) in zip(responses, decisions, strict=True):
+        assert (status, answer["id"]) == (200, task_id)
+        assert {name: answer[name] for name in update if name != "comment"}.items() <= update.items()
+    for task_id in ids:
+        last = max(index for index, (each, _) in enumerate(decisions) if each == task_id)
+        assert responses[last][1] == client.read(f"tasks/{task_id}")
+    kinds = ("status", "assigned"), ("status",), ("severity",), ("status",), ("commented",), ("status",), ("commented",)
+    expected = [(each, f"finding.{kind}") for (each, _), found in zip(decisions, kinds, strict=True) for kind in found]
+    events = client.read("events")["events"][-len(expected) :]
+    assert [(each["task"]["id"], each["type"]) for each in events] == expected
+    assert integrity_errors_of(database_of(app).settings.db) == []
+
+
+@pytest.mark.sqlite
+def test_failed_decision_leaves_the_others_of_its_joint_write_intact(
+    client: Client, run: str, group: CommitGroup
+) -> None:
+    ids = [client.add(run) for _ in range(4)]
+    paths = [f"{API}/tasks/{each}" for each in (*ids, "missing")]
+    responses = group.send(
+        group.environ("PATCH", paths[0], {"comment": "one"}),
+        group.environ("PATCH", paths[4], {"comment": "missing"}),
+        group.environ("PATCH", paths[1], {"comment": "changed"}, If_Match='"other"'),
+        group.environ("PATCH", paths[2], {"reason": "fixed"}),
+        group.environ("PATCH", paths[3], {"comment": "two"}),
+    )
+    assert [status for status, _ in responses] == [200, 404, 412, 422, 200]
+    comments = [[each["comment"] for each in client.history(task_id)[1:]] for task_id in ids]
+    assert comments == [["one"], [], [], ["two"]]
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("position", [0, 1])
 def test_write_that_fails_after_changing_rows_neither_undoes_nor_repeats_others(
-    client: Client, run: str, group: CommitGroup, monkeypatch: pytest.MonkeyPatch
+    app: flask.Flask, client: Client, run: str, group: CommitGroup, position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_group, groups = group.writes._commit_group, list[None]()
     monkeypatch.setattr(group.writes, "_commit_group", lambda: groups.append(commit_group()))
     path = f"{API}/runs/{run}"
     client.patch(path, json={"metadata": {"a": "x" * 40_000}})
-    responses = group.send(
-        group.environ("POST", f"{path}/tasks", task()),
-        group.environ("PATCH", path, {"status": "completed", "metadata": {"b": "x" * 40_000}}),
-        group.environ("POST", f"{path}/tasks", task()),
-    )
-    assert [status for status, _ in responses] == [201, 422, 201]
-    assert len(groups) == 1
+    environs = [group.environ("POST", f"{path}/tasks", task()) for _ in range(2)]
+    change = {"status": "completed", "metadata": {"b": "x" * 40_000}}
+    environs.insert(position, group.environ("PATCH", path, change))
+    statuses = [status for status, _ in group.send(*environs)]
+    assert statuses.pop(position) == 422
+    assert statuses == [201, 201]
+    assert len(groups) == 2 - position
     stored = client.read(f"runs/{run}")
     assert (stored["status"], stored["summary"]["total"], [*stored["metadata"]]) == ("running", 2, ["a"])
+    assert integrity_errors_of(database_of(app).settings.db) == []
 
 
 @pytest.mark.sqlite
-def test_reports_of_different_users_are_not_stored_together(app: flask.Flask, client: Client, run: str) -> None:
+def test_failed_joint_write_is_busy_if_the_database_is_then_locked(
+    client: Client, run: str, group: CommitGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [f"{API}/tasks/{each}" for each in (client.add(run), "missing")]
+    transactions = iter((group.service.database.transaction, raise_busy))
+    monkeypatch.setattr(group.service.database, "transaction", lambda: next(transactions)())
+    responses = group.send(*(group.environ("PATCH", path, {"comment": "so"}) for path in paths))
+    assert [status for status, _ in responses] == [503, 503]
+
+
+@pytest.mark.sqlite
+def test_writes_of_different_users_are_not_stored_together(app: flask.Flask, client: Client, run: str) -> None:
     group = CommitGroup(app, clients.make_key(app, "proxy", for_users=True))
     path, users = f"{API}/runs/{run}/tasks", ("ann", "bob", "bob")
     environs = (
         group.environ("POST", path, task(externalId=f"{n}"), Findings_User=user) for n, user in enumerate(users)
     )
     ids = [answer["tasks"][0]["id"] for _, answer in group.send(*environs)]
-    assert [client.history(each)[0]["user"] for each in ids] == [*users]
+    paths = zip(ids, users[::-1], strict=True)
+    group.send(
+        *(group.environ("PATCH", f"{API}/tasks/{each}", {"comment": "so"}, Findings_User=user) for each, user in paths)
+    )
+    found = [[entry["user"] for entry in client.history(each)] for each in ids]
+    assert found == [["ann", "bob"], ["bob", "bob"], ["bob", "ann"]]
 
 
 @pytest.mark.sqlite
