@@ -61,7 +61,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, cast, get_args, get_type_hints
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
-from uuid import UUID
 from wsgiref.types import WSGIEnvironment
 
 try:
@@ -2799,8 +2798,8 @@ class IdMaker:
         with self._lock:
             first = max((now_ns() // 1_000_000) << 12, self._last + 1, least)
             self._last = first + count - 1
-        high = ((number >> 12) << 16 | 7 << 12 | number & 0xFFF for number in range(first, first + count))
-        return [str(UUID(int=each << 64 | 2 << 62 | secrets.randbits(62))) for each in high]
+        numbers = (f"{number:015x}{2 << 62 | secrets.randbits(62):x}" for number in range(first, first + count))
+        return [f"{each[:8]}-{each[8:12]}-7{each[12:15]}-{each[15:19]}-{each[19:]}" for each in numbers]
 
 
 new_ids = IdMaker()
