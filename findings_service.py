@@ -2798,8 +2798,8 @@ class IdMaker:
         with self._lock:
             first = max((now_ns() // 1_000_000) << 12, self._last + 1, least)
             self._last = first + count - 1
-        numbers = (f"{number:015x}{2 << 62 | secrets.randbits(62):x}" for number in range(first, first + count))
-        return [f"{each[:8]}-{each[8:12]}-7{each[12:15]}-{each[15:19]}-{each[19:]}" for each in numbers]
+        digits = (f"{number:015x}{2 << 62 | secrets.randbits(62):x}" for number in range(first, first + count))
+        return [f"{each[:8]}-{each[8:12]}-7{each[12:15]}-{each[15:19]}-{each[19:]}" for each in digits]
 
 
 new_ids = IdMaker()
@@ -5724,7 +5724,9 @@ def json_response(status: int, model: Any, location: str | None = None, names: S
 
 def task_response(task: Task) -> Response:
     """Return a response with a task as JSON, and its ETag."""
-    return make_response(200, to_json(task), ETag=task.etag)
+    response = make_response(200, to_json(task), ETag=task.etag)
+    response.names = task.run_id, task.last_run_id
+    return response
 
 
 PROBLEM_TYPE = "application/problem+json"
@@ -5803,10 +5805,10 @@ class SlowRead(ThreadJob, eq=False, frozen=True):
 
 
 class JointPart(Struct, eq=False, frozen=True):
-    """A write's part in a joint write: one for several requests of the same sender and run, with fewer statements.
+    """A write's part in a joint write, which stores the writes of several requests of one sender and run at once.
 
     `store` writes the contents of parts with the same `store`, and returns the response for each. `finding` is the
-    external id or id of the written finding: no two parts may have the same one.
+    external id or id of a finding, which must not repeat; None is a report without one, and so a finding of its own.
     """
 
     store: Callable[[ApiRequest, Sequence[Any], Connection], list[Response]]
@@ -6494,9 +6496,10 @@ def get_task(request: ApiRequest, task_id: str) -> Response:
 def patch_task(request: ApiRequest, task_id: str) -> PendingWrite:
     """Triage a task: set its status, reason, assignee, severity or links, or add a comment."""
     find = partial(select_task_row, client_id=request.client_id, task_id=task_id)
-    decision = (request, task_id, request.checked_body(find, decision_problems))
+    update: TaskUpdate = request.checked_body(find, decision_problems)
+    decision = (request, task_id, update)
     # Whether a task may become a duplicate depends on other tasks, which the same joint write could change.
-    is_simple = not (request.request_key or decision[-1].duplicate_of)
+    is_simple = not (request.request_key or update.duplicate_of)
     part = JointPart(store_decisions, decision, task_id) if is_simple else None
     return PendingWrite(request, lambda connection: store_decisions(request, [decision], connection)[0], part=part)
 
@@ -6508,7 +6511,8 @@ def store_decisions(
 
     :raises ServiceError: if a check fails.
     """
-    client_id, ids = first.client_id, to_json_text([task_id for _, task_id, _ in decisions])
+    client_id = first.client_id
+    ids = to_json_text([task_id for _, task_id, _ in decisions if "\0" not in task_id])  # refused in PostgreSQL's JSON
     states = {state.id: state for state in select_task_rows(connection, client_id, BY_ID, ids)}
     for request, task_id, update in decisions:
         state = states.get(task_id) or select_task_row(connection, client_id, task_id)  # raises Missing
@@ -6521,8 +6525,7 @@ def store_decisions(
             raise ValidationFailed(problems)
     triage_tasks(connection, first.principal, [(states[task_id], update) for _, task_id, update in decisions])
     tasks = {task.id: task for task in map(task_model, connection.execute(f"{WHOLE_TASKS} {BY_ID}", (client_id, ids)))}
-    found = [tasks[task_id] for _, task_id, _ in decisions]
-    return [replace(task_response(task), names=(task.run_id, task.last_run_id)) for task in found]
+    return [task_response(tasks[task_id]) for _, task_id, _ in decisions]
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)

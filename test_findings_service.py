@@ -476,9 +476,12 @@ def test_unknown_path_returns_a_404_problem(app: flask.Flask, client: Client, pa
         assert_problem(app.test_client().open(path, method=method), 404, "not_found")
 
 
-def test_unknown_id_returns_404(client: Client) -> None:
+def test_unknown_id_returns_404(client: Client, run: str) -> None:
+    client.add(run)
     for kind, unknown in itertools.product(("tasks", "runs", "project-types"), ("x", "%00", "%FF", "é", "a" * 5000)):
         assert_problem(client.get(f"{API}/{kind}/{unknown}"), 404, "not_found")
+        if kind == "tasks":
+            assert_problem(client.patch(f"{API}/{kind}/{unknown}", json={"comment": "so"}), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", sorted({each.path for each in clients.OPERATIONS}))

@@ -151,8 +151,8 @@ class CommitScheduler:
 
     Queued writes share a transaction as a commit group, in the order of arrival; some are applied as a joint write.
     They share one fsync and get their responses after the COMMIT. If the COMMIT fails, every write of the group has
-    failed. Writes that arrive during a COMMIT form the next group. A failed write is undone by its savepoint, or if it
-    is the first one, which needs none, with the whole transaction.
+    failed. Writes that arrive during a COMMIT form the next group. Each write has a savepoint, except the first: if
+    that one fails, the transaction holds no other write, and is rolled back.
     """
 
     def __init__(self, database: Database, listeners: Listeners) -> None:
@@ -208,7 +208,8 @@ class CommitScheduler:
     def _commit_group(self, alone: Sequence[Write] = ()) -> None:
         """Apply queued writes for up to `GROUP_TIME`, commit them, and deliver their responses.
 
-        :param alone: writes to apply before, each alone, because their joint write failed.
+        :param alone: writes to apply before, each alone, because their joint write failed as the first of a group. If
+            the database is busy now, they may have been queued for twice the time limit.
         """
         group = [*alone]
         try:
@@ -216,17 +217,16 @@ class CommitScheduler:
                 for write in alone:
                     self._apply_in_savepoint([write], connection)
                 end = time.monotonic() + GROUP_TIME
-                with suppress(IndexError):  # the queue is empty: queued writes may also time out
-                    while connection.in_transaction and time.monotonic() < end:
-                        taken = self._take()
-                        apply = self._apply_in_savepoint if group else self._apply
-                        group += taken
-                        apply(taken, connection)
+                while connection.in_transaction and time.monotonic() < end and (taken := self._take()):
+                    apply = self._apply_in_savepoint if group else self._apply
+                    group += taken
+                    apply(taken, connection)
                 if not connection.in_transaction:
                     raise StorageFull(TRANSACTION_ENDED)
                 committing = time.monotonic()
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
+            self._gathering = 0
             if len(group) > 1 and group[0].answer is None and not alone:
                 self._commit_group(group)
                 return
@@ -246,9 +246,10 @@ class CommitScheduler:
             self._settle(group)
 
     def _take(self) -> list[Write]:
-        """Remove and return the next write, and the following ones for a joint write with it."""
-        taken, findings = [self._waiting.popleft()], set[str]()
+        """Remove and return the next write, if there is one, and the following ones for a joint write with it."""
+        taken, findings = list[Write](), set[str]()
         with suppress(IndexError, ValueError):  # the queue is empty, or the following write has just timed out
+            taken.append(self._waiting.popleft())
             while len(taken) < MOST_TOGETHER and (part := taken[-1].pending.part):
                 findings.add(part.finding or "")  # reports without an external id are different findings
                 following = self._waiting[0]

@@ -93,17 +93,14 @@ def test_one_group_can_contain_a_triage_and_a_run_completion(client: Client, run
 def test_write_is_busy_after_busy_timeout_while_another_write_runs(make_app: Callable[..., flask.Flask]) -> None:
     app, started, release = make_app(busy_timeout="0.3"), threading.Event(), threading.Event()
     client = client_of(app)
-    request = SimpleNamespace(attempt=lambda step, *arguments: step(*arguments))
 
     async def commit_both(scheduler: commits.CommitScheduler) -> tuple[int, bool, int]:
         slow = SimpleNamespace(
-            request=request,
-            part=None,
-            apply=lambda _: (started.set(), release.wait(60)) and findings_service.Response(204, {}),
+            part=None, apply=lambda _: (started.set(), release.wait(60)) and findings_service.Response(204, {})
         )
         first = asyncio.create_task(scheduler.commit(slow))
         await asyncio.to_thread(started.wait)
-        second = await scheduler.commit(SimpleNamespace(request=request, part=None, apply=raise_panic))
+        second = await scheduler.commit(SimpleNamespace(part=None, apply=raise_panic))
         health = client.get("/healthz").status_code
         first_is_running = not first.done()
         release.set()
@@ -257,8 +254,9 @@ def test_write_is_not_acknowledged_if_fsync_fails(faulty_disk_server: Server, tm
     assert integrity_errors_of(faulty_disk_server.db) == []
 
 
-def crash(_: object) -> NoReturn:
-    raise ValueError("unexpected error of a write")
+def crash(connection: Any) -> NoReturn:
+    findings_service.insert_client(connection, "half")
+    raise IndexError("unexpected error of a write")
 
 
 def test_errors_in_a_write_or_listener_do_not_stop_the_writer(
@@ -281,6 +279,7 @@ def test_errors_in_a_write_or_listener_do_not_stop_the_writer(
     assert asyncio.run(write()) == [500, 204] * 2
     assert "unexpected error of a write" in caplog.text
     assert "ZeroDivisionError" in caplog.text
+    assert rows_of(app, "SELECT id FROM clients WHERE id = 'half'") == []
 
 
 @pytest.mark.sqlite
@@ -401,6 +400,7 @@ def test_decisions_of_one_sender_are_stored_together(
     ]
     monkeypatch.setattr(findings_service, "triage_tasks", counting)
     environs = [group.environ("PATCH", f"{API}/tasks/{each}", update) for each, update in decisions]
+    environs[1]["HTTP_IF_MATCH"] = client.get(f"{API}/tasks/{two}").headers["ETag"]
     environs[4]["HTTP_IDEMPOTENCY_KEY"] = "k"
     responses = group.send(*environs)
     assert sizes == [3, 1, 1, 1, 1]
@@ -419,21 +419,27 @@ def test_decisions_of_one_sender_are_stored_together(
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("failing", ["missing", "changed", "refused"])
 def test_failed_decision_leaves_the_others_of_its_joint_write_intact(
-    client: Client, run: str, group: CommitGroup
+    client: Client, run: str, group: CommitGroup, failing: str, is_first: bool
 ) -> None:
-    ids = [client.add(run) for _ in range(4)]
-    paths = [f"{API}/tasks/{each}" for each in (*ids, "missing")]
-    responses = group.send(
-        group.environ("PATCH", paths[0], {"comment": "one"}),
-        group.environ("PATCH", paths[4], {"comment": "missing"}),
-        group.environ("PATCH", paths[1], {"comment": "changed"}, If_Match='"other"'),
-        group.environ("PATCH", paths[2], {"reason": "fixed"}),
-        group.environ("PATCH", paths[3], {"comment": "two"}),
-    )
-    assert [status for status, _ in responses] == [200, 404, 412, 422, 200]
-    comments = [[each["comment"] for each in client.history(task_id)[1:]] for task_id in ids]
-    assert comments == [["one"], [], [], ["two"]]
+    before, one, bad, two = (client.add(run) for _ in range(4))
+    path = f"{API}/tasks/"
+    status, failed = {
+        "missing": (404, group.environ("PATCH", f"{path}missing", {"comment": "so"})),
+        "changed": (412, group.environ("PATCH", f"{path}{bad}", {"comment": "so"}, If_Match='"other"')),
+        "refused": (422, group.environ("PATCH", f"{path}{bad}", {"reason": "fixed"})),
+    }[failing]
+    environs = [group.environ("PATCH", f"{path}{each}", {"comment": "so"}) for each in (one, two)]
+    environs.insert(1, failed)
+    if not is_first:
+        environs.insert(0, group.environ("DELETE", f"{path}{before}"))
+    responses = group.send(*environs)
+    assert [status for status, _ in responses[-3:]] == [200, status, 200]
+    comments = [[each["comment"] for each in client.history(task_id)[1:]] for task_id in (one, bad, two)]
+    assert comments == [["so"], [], ["so"]]
+    assert client.read("tasks")["total"] == (4 if is_first else 3)
 
 
 @pytest.mark.sqlite
