@@ -6512,7 +6512,8 @@ def store_decisions(
     :raises ServiceError: if a check fails.
     """
     client_id = first.client_id
-    ids = to_json_text([task_id for _, task_id, _ in decisions if "\0" not in task_id])  # refused in PostgreSQL's JSON
+    # No id has U+0000, which PostgreSQL refuses in JSON.
+    ids = to_json_text([task_id for _, task_id, _ in decisions if "\0" not in task_id])
     states = {state.id: state for state in select_task_rows(connection, client_id, BY_ID, ids)}
     for request, task_id, update in decisions:
         state = states.get(task_id) or select_task_row(connection, client_id, task_id)  # raises Missing

@@ -227,7 +227,7 @@ class CommitScheduler:
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
             self._gathering = 0
-            if len(group) > 1 and group[0].answer is None and not alone:
+            if len(group) > 1 and group[0].answer is None and not alone:  # the first write, a joint one, failed
                 self._commit_group(group)
                 return
             if not group and (self._stopping or not is_busy(error)):  # otherwise each write times out by itself
